@@ -22,7 +22,7 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.publisher import Acked
 from relay.relay import WORKER_SETTINGS
-from relay.settle import Settlement, complete, decide, settle_batch
+from relay.settle import Settlement, settle, store_settlement
 
 CONFIG = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))
@@ -108,12 +108,12 @@ class LiveBatch:
 
         async def take_over() -> None:
             board, lanes = self._board()
-            clock = await board.reader.read_clock(self._connection)
+            clock = await board.reader.takeover.read_clock(self._connection)
             async with self._connection.transaction():
                 await self._connection.execute(
                     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
                 )
-                await board.reader.refresh(self._connection, lanes, clock)
+                await board.reader.takeover.refresh(self._connection, lanes, clock)
 
         started = time.perf_counter()
         for _ in range(TAKEOVERS):
@@ -134,8 +134,8 @@ class LiveBatch:
             settlements = [s async for _, s in self._claims()]
             started = time.perf_counter()
             for settlement in settlements:
-                await settle_batch(self._connection, self._reader, settlement)
-            settled = sum(len(settlement.of("published")) for settlement in settlements)
+                await store_settlement(self._connection, self._reader, settlement)
+            settled = sum(settlement.published for settlement in settlements)
             assert settled == self._messages, f"{settled} of {self._messages} settled"
             return time.perf_counter() - started, len(settlements)
 
@@ -153,17 +153,15 @@ class LiveBatch:
             if not batch.rows:
                 return
             answers = [Acked()] * len(batch.rows)
-            settlement = decide(batch.rows, answers, CONFIG.retry)
-            complete(settlement, batch)
-            for one in settlement.positions:
-                one.lane.progress = one.after
+            settlement = settle(batch, answers, CONFIG.retry)
+            settlement.tell_lanes({}, time.monotonic())
             yield seconds, settlement
 
     def _board(self) -> tuple[LaneBoard, Sequence[Lane]]:
         board = LaneBoard(self._lease, CONFIG.concurrency)
         board.take(LANES)
         self._reader = board.reader
-        self._owners.append(board.reader.owner)
+        self._owners.append(board.reader.settlements.owner)
         return board, [lane for n in LANES if (lane := board.find(n)) is not None]
 
     def _add_again(self) -> None:

@@ -3,20 +3,20 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 import psycopg
 
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
-from outbox.log.reader import Claiming, Clock, Drawn, Look, MustLookError, Read
+from outbox.log.claims import ClaimPlan
+from outbox.log.lane import Extent
+from outbox.log.takeover import Clock, RefreshNeededError
+from outbox.log.view import ReadView
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
@@ -24,10 +24,26 @@ from outbox.postgres.connection import Connection
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load, load_numbered
 from relay.config import RelayConfig
+from relay.lanes.batch import (
+    BLOCKED,
+    ENDED,
+    OVERSIZED,
+    SCHEDULED,
+    UNKNOWN,
+    ClaimedBatch,
+    ClaimedMessage,
+)
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import LONG_AGO, Draining, KeyEnd, LogOfKey, WaitingMessage
+from relay.lanes.keys import (
+    LONG_AGO,
+    Draining,
+    LaneKey,
+    LogOfKey,
+    WaitingClaim,
+    WaitingMessage,
+)
 from relay.lanes.lane import Lane
-from relay.reader import Topics, read_record
+from relay.reader import read_record
 
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.
@@ -42,72 +58,17 @@ messages wait for 6.2 s; reading it in portions, 10,000 entries take 0.1 s.
 """
 
 
-class Claimed(NamedTuple):
-    """A message that was read; if it isn't valid, the problem with its row.
+_UNLOADED: Final = {"scheduled": SCHEDULED, "aside": OVERSIZED, "next": UNKNOWN}
+"""What becomes of a row that wasn't loaded, by the claim's verdict."""
 
-    Attributes:
-        place: its place in the log; None if it is claimed for the first time.
-        due_at: when it became due, if not on creation: the time it was scheduled for,
-            or when its replay was requested.
-    """
+
+class ClaimedRow(NamedTuple):
+    """A row of `claim_batch.sql` or `claim_deferred.sql`."""
 
     lane: int
     seq: int
     id: Any
     created_at: datetime
-    attempts: int
-    key: str | None
-    topic: str
-    message: Message | None
-    problem: str | None
-    place: WaitingMessage | None = None
-    due_at: datetime | None = None
-
-    @property
-    def identity(self) -> Hashable:
-        """What no other message has, even after a failover to a server without it."""
-        run = 0 if self.place is None else self.place.run
-        return self.id, self.created_at, self.seq, run
-
-
-class Outcome(NamedTuple):
-    """What becomes of a message.
-
-    Attributes:
-        cause: that of its entry in the log; or `published` or `dead_lettered`; or
-            `ended`, if the log has an entry for a message that doesn't exist; or
-            `untouched`, if it is claimed again as if this claim had not been.
-        delay: the seconds until it is due; None if it waits only for its key.
-        charge: the number of attempts to count.
-    """
-
-    cause: str
-    reason: str | None = None
-    delay: float | None = None
-    charge: int = 0
-
-
-PUBLISHED: Final = Outcome("published")
-ENDED: Final = Outcome("ended")
-UNTOUCHED: Final = Outcome("untouched")
-SCHEDULED: Final = Outcome("scheduled")
-HELD: Final = Outcome("blocked")
-"""Its key is blocked."""
-UNKNOWN: Final = Outcome("unknown", delay=0)
-"""It may have been published, or could not be loaded."""
-ASIDE: Final = Outcome("aside", delay=0)
-"""It is so large that its lane doesn't wait while it is moved to the dead letters."""
-_UNLOADED: Final = {"scheduled": SCHEDULED, "aside": ASIDE, "next": UNKNOWN}
-"""What becomes of a row that wasn't loaded, by the claim's verdict."""
-
-
-class ClaimedRow(NamedTuple):
-    """A row of `claim_batch.sql`."""
-
-    lane: int
-    seq: int
-    id: UUID
-    created_at: datetime
     topic: str
     key: str | None
     tenant: str | None
@@ -117,79 +78,12 @@ class ClaimedRow(NamedTuple):
     schema_version: int
     due_at: datetime | None
     verdict: str | None
-    look: str | None
-
-
-class WaitingRow(NamedTuple):
-    """A row of `claim_deferred.sql`."""
-
-    position: int
-    topic: str
-    key: str | None
-    tenant: str | None
-    payload: bytes
-    content_type: str
-    headers: str | None
-    schema_version: int
-    due_at: datetime | None
-    verdict: str | None
-
-
-class NextOfKey(NamedTuple):
-    """A row of `find_next_of_keys.sql`."""
-
-    position: int
-    seq: int
-    id: UUID
-    created_at: datetime
-    run: int
-    attempts: int
-    entry: int
-    cause: str
-    is_due: bool | None
-
-
-@dataclass(slots=True)
-class Batch:
-    """The messages of one claim, lane by lane, each lane in order.
-
-    Attributes:
-        rows: to be published.
-        others: rows that are not published now, and why.
-        reads: how far lanes were read whose positions are to be stored.
-        reached: the lanes that the claim reached.
-    """
-
-    lanes: Sequence[Lane]
-    rows: list[Claimed] = field(default_factory=list)
-    others: list[tuple[Claimed, Outcome]] = field(default_factory=list)
-    reads: dict[int, Read] = field(default_factory=dict)
-    reached: Sequence[Lane] = ()
-
-    def release(self) -> Sequence[Lane]:
-        """Keep only the lanes with something to settle; return the others."""
-        used = {row.lane for row in self.rows} | {row.lane for row, _ in self.others}
-        used |= self.reads.keys()
-        released = [lane for lane in self.lanes if lane.number not in used]
-        self.lanes = [lane for lane in self.lanes if lane.number in used]
-        return released
-
-    def by_lane(self) -> Sequence["Batch"]:
-        """Divide it, so that each lane is settled as soon as its messages allow."""
-        return [
-            Batch(
-                [lane],
-                rows=[row for row in self.rows if row.lane == lane.number],
-                others=[one for one in self.others if one[0].lane == lane.number],
-                reads={n: read for n, read in self.reads.items() if n == lane.number},
-            )
-            for lane in self.lanes
-        ]
+    view: str | None
 
 
 async def claim_batch(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
-) -> Batch:
+) -> ClaimedBatch:
     """Read the next messages of these lanes.
 
     A claim is limited to `batch_size` rows and `max_batch_bytes`, counting all columns;
@@ -198,186 +92,373 @@ async def claim_batch(
     the batch. They are followed by each lane's rows that its position doesn't cover.
     The positions advance with the settlement.
     """
-    batch = await _claim_lanes(connection, board, lanes, config)
-    board.served(batch.reached)
-    if config.codec is not None:
-        batch.rows = [decode_row(row, config.codec) for row in batch.rows]
-    return batch
-
-
-async def _claim_lanes(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
-) -> Batch:
-    must_look = any(lane.needs_refresh for lane in lanes)
+    needs_refresh = any(lane.needs_refresh for lane in lanes)
     while True:
+        claim = _Claim(connection, board, lanes, config)
         try:
-            if must_look:
-                return await _look_and_claim(connection, board, lanes, config)
-            return await _claim(connection, board, lanes, config)
-        except MustLookError:
-            must_look = True
-
-
-async def _look_and_claim(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
-) -> Batch:
-    # All of them: the claim finds no rows below a position of which no look knows.
-    clock = await board.reader.read_clock(connection)
-    await board.reader.move_fences(connection, lanes, clock)
-    # A lane's previous owner may settle late. Waiting messages, positions and batch
-    # must come from one snapshot, or a key's next message could be claimed before its
-    # first.
-    async with connection.transaction():
-        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        # A failover may have lost the reader, which then begins elsewhere.
-        record = await read_record(connection, board.reader.reader)
-        if record is not None and record.topics is not None:
-            board.reader.since, board.topics = record.since, record.topics
-        await _refresh(connection, board, lanes, clock)
-        batch = await _claim(connection, board, lanes, config, has_looked=True)
-    board.forget_floors()
-    return batch
-
-
-async def _claim(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    config: RelayConfig,
-    *,
-    has_looked: bool = False,
-) -> Batch:
-    found = Batch(lanes)
-    if not any(lane.deferrals.has_work for lane in lanes):
-        await _claim_new(connection, board, lanes, config, found, has_looked)
-        return found
-    half = replace(
-        config,
-        batch_size=math.ceil(config.batch_size / 2),
-        max_batch_bytes=math.ceil(config.max_batch_bytes / 2),
-    )
-    drained, changes = await _claim_deferred(connection, board, lanes, half, found)
-    size = len(found.rows) + len(found.others)
-    rest = replace(half, batch_size=max(config.batch_size - size, 1))
-    await _claim_new(connection, board, lanes, rest, found, has_looked, drained)
-    for change in changes:
-        change()
-    if any(
-        lane.deferrals.more_is_due
-        and lane.deferrals.size < max(1, config.batch_size // 2)
-        for lane in lanes
-    ):
-        board.ask_for_due()
-    return found
-
-
-async def _claim_new(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    config: RelayConfig,
-    found: Batch,
-    has_looked: bool,
-    drained: Set[tuple[int, str]] = frozenset(),
-) -> None:
-    """Claim rows that the positions don't cover.
-
-    Args:
-        has_looked: whether a look has found the rows of transactions that ended.
-        drained: the blocked keys, with their lanes, whose waiting messages are all in
-            this claim.
-    """
-    claiming = board.reader.prepare(lanes)
-    rows, look, drawn = await _read_new(connection, board.topics, claiming, config)
-    taken, following = _cut(rows, config.batch_size)
-    unlisted = _find_unlisted(taken, lanes)
-    if not has_looked:
-        _require_no_look(lanes, claiming, look, drawn, unlisted)
-    board.note_claim(len(taken))
-    up_to = {row.lane: row.seq for row in taken}
-    seen = max(up_to.values(), default=-1)
-    if seen <= drawn.seq:  # the table's owner can have chosen a higher one
-        board.reader.note(look.next_xid, seen)
-    if unlisted:
-        # A DEFAULT partition has them, which the doctor reports: no position can be
-        # stored.
-        taken = [row for row in taken if row not in unlisted]
-    mine = [row for row in taken if row.verdict != "other"]
-    skipped = Counter(row.lane for row in taken if row.verdict == "other")
-    due = _load_new(mine, config, found)
-    blocked = await _find_blocked(connection, board, lanes, due) - drained
-    if blocked:
-        found.others += [(row, HELD) for row in due if (row.lane, row.key) in blocked]
-        due = [row for row in due if (row.lane, row.key) not in blocked]
-    found.rows += due
-    cut = None if following is None else following.lane
-    found.reached = _reached(lanes, cut)
-    mine_in = {row.lane for row in mine}
-    waits = {row.lane for row in found.rows}
-    for lane in found.reached:
-        number = lane.number
-        read = Read(up_to.get(number, -1), look, lane.number == cut)
-        lane.skipped += skipped[number]
-        if number in mine_in or lane.skipped >= _MOST_SKIPPED:
-            found.reads[number] = read
-            if board.writers_ring and not read.is_cut:
-                lane.found_empty()
+            batch = await (claim.refresh() if needs_refresh else claim.run())
+        except RefreshNeededError:
+            needs_refresh = True
             continue
-        lane.advance(read)
-        # Where others find messages, more will follow.
-        if not (read.is_cut or skipped[number] or number in waits):
-            lane.found_empty()
+        board.served(batch.reached)
+        if config.codec is not None:
+            batch.rows = [decode_row(row, config.codec) for row in batch.rows]
+        return batch
 
 
-async def _read_new(
-    connection: Connection, topics: Topics, claiming: Claiming, config: RelayConfig
-) -> tuple[Sequence[ClaimedRow], Look, Drawn]:
-    """Read the next rows, and one more to see whether it has the seq of the last."""
-    parameters = {
-        **claiming.parameters,
-        **topics.parameters,
-        "max_rows": config.batch_size + 1,
-        **_limits(config),
-    }
-    text, names = load_numbered("relay", "claim_batch")
-    cursor = psycopg.AsyncRawCursor(connection, row_factory=rows_of(ClaimedRow))
-    await cursor.execute(text, [parameters[name] for name in names], binary=True)
-    rows = await cursor.fetchall()
-    look = rows[0].look
-    assert look is not None
-    is_empty = rows[0].lane is None
-    return [] if is_empty else rows, Look.parse(look), Drawn.parse(look)
+class _Claim:
+    """One claim, of several lanes."""
 
+    def __init__(
+        self,
+        connection: Connection,
+        board: LaneBoard,
+        lanes: Sequence[Lane],
+        config: RelayConfig,
+    ) -> None:
+        self._connection = connection
+        self._board = board
+        self._reader = board.reader
+        self._lanes = lanes
+        self._config = config
+        self._limits = {
+            "max_bytes": config.max_batch_bytes,
+            "max_payload": config.max_payload_bytes,
+        }
+        self._batch = ClaimedBatch(lanes)
 
-def _require_no_look(
-    lanes: Sequence[Lane],
-    claiming: Claiming,
-    look: Look,
-    drawn: Drawn,
-    unlisted: Iterable[ClaimedRow],
-) -> None:
-    has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
-    if unlisted or has_fallen or claiming.lanes_to_look(look.snapshot):
+    async def refresh(self) -> ClaimedBatch:
+        """Refresh all of the lanes first.
+
+        The claim finds no rows below a position that no search has found.
+        """
+        takeover, connection = self._reader.takeover, self._connection
+        clock = await takeover.read_clock(connection)
+        await self._reader.settlements.move_fences(connection, self._lanes, clock)
+        # A lane's previous owner may settle late. Waiting messages, positions and batch
+        # must come from one snapshot, or a key's next message could be claimed before
+        # its first.
+        async with connection.transaction():
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            # A failover may have lost the reader, which then begins elsewhere.
+            record = await read_record(connection, self._reader.name)
+            if record is not None and record.topics is not None:
+                takeover.since, self._board.topics = record.since, record.topics
+            await self._refresh(clock)
+            batch = await self.run(is_fresh=True)
+        self._board.forget_floors()
+        return batch
+
+    async def run(self, *, is_fresh: bool = False) -> ClaimedBatch:
+        """Claim messages that waited, then new ones.
+
+        Args:
+            is_fresh: whether the lanes were refreshed in the same snapshot.
+        """
+        lanes, batch, most = self._lanes, self._batch, self._config.batch_size
+        if not any(lane.keys.has_work for lane in lanes):
+            await self._claim_new(most, frozenset(), is_fresh=is_fresh)
+            return batch
+        self._limits["max_bytes"] = math.ceil(self._config.max_batch_bytes / 2)
+        waiting = await self._claim_waiting(math.ceil(most / 2))
+        rest = max(most - len(batch.rows) - len(batch.withheld), 1)
+        await self._claim_new(rest, waiting.drained, is_fresh=is_fresh)
         for lane in lanes:
-            if any(row.lane == lane.number for row in unlisted):
-                lane.progress = None
-        raise MustLookError
-    for lane in lanes:
-        lane.drawn = drawn
+            lane.keys.claimed(lane.number, waiting)
+        few = max(1, most // 2)
+        if any(lane.keys.more_is_due and lane.keys.size < few for lane in lanes):
+            self._board.ask_for_due()
+        return batch
+
+    async def _claim_new(
+        self, most: int, drained: Set[LaneKey], *, is_fresh: bool
+    ) -> None:
+        """Claim rows that the positions don't cover.
+
+        Args:
+            drained: the blocked keys whose waiting messages are all in this claim.
+        """
+        plan = self._reader.claims.plan(self._lanes)
+        rows, view = await self._read_new(plan, most)
+        taken, following = _cut(rows, most)
+        unlisted = self._find_unlisted(taken)
+        if not is_fresh:
+            self._require_fresh(plan, view, unlisted)
+        self._board.note_claim(len(taken))
+        up_to = {row.lane: row.seq for row in taken}
+        self._reader.claims.note(view, max(up_to.values(), default=-1))
+        if unlisted:
+            # A DEFAULT partition has them, which the doctor reports: no position can be
+            # stored.
+            taken = [row for row in taken if row not in unlisted]
+        await self._sort(taken, drained)
+        self._end(taken, view, up_to, None if following is None else following.lane)
+
+    async def _read_new(
+        self, plan: ClaimPlan, most: int
+    ) -> tuple[Sequence[ClaimedRow], ReadView]:
+        """Read the next rows, and one more: it may have the seq of the last."""
+        parameters = {
+            **plan.parameters,
+            **self._board.topics.parameters,
+            **self._limits,
+            "max_rows": most + 1,
+        }
+        text, names = load_numbered("relay", "claim_batch")
+        make_row = rows_of(ClaimedRow)
+        cursor = psycopg.AsyncRawCursor(self._connection, row_factory=make_row)
+        await cursor.execute(text, [parameters[name] for name in names], binary=True)
+        rows = await cursor.fetchall()
+        view = rows[0].view
+        assert view is not None
+        return [] if rows[0].id is None else rows, ReadView.parse(view)
+
+    def _find_unlisted(self, rows: Sequence[ClaimedRow]) -> Sequence[ClaimedRow]:
+        """Return the rows of days that the lanes don't read."""
+        lanes = {lane.number: lane for lane in self._lanes}
+        moments = [row.created_at for row in rows]
+        # Almost always there are none, and one question for each lane shows it.
+        if moments:
+            first, last = min(moments), max(moments)
+            if all(
+                lanes[number].reads(first, last) for number in {r.lane for r in rows}
+            ):
+                return ()
+        return [row for row in rows if not lanes[row.lane].reads(row.created_at)]
+
+    def _require_fresh(
+        self, plan: ClaimPlan, view: ReadView, unlisted: Iterable[ClaimedRow]
+    ) -> None:
+        """Raise `RefreshNeededError` if the claim may have missed rows."""
+        strange = {row.lane for row in unlisted}
+        if strange or plan.is_stale(self._lanes, view):
+            for lane in self._lanes:
+                if lane.number in strange:
+                    lane.require_takeover()
+            raise RefreshNeededError
+        for lane in self._lanes:
+            lane.claimed_in(view)
+
+    async def _sort(self, rows: Iterable[ClaimedRow], drained: Set[LaneKey]) -> None:
+        """Put the reader's messages into the batch; those that may not go, withheld."""
+        batch, due = self._batch, []
+        for row in rows:
+            if row.verdict is None:
+                due.append(_read(row, self._config))
+            elif row.verdict != "other":
+                message = _read(row, self._config)
+                batch.withheld.append((message, _UNLOADED[row.verdict]))
+        blocked = await self._find_blocked(due) - drained
+        if blocked:
+            held = [it for it in due if (it.lane, it.key) in blocked]
+            batch.withheld += [(message, BLOCKED) for message in held]
+            due = [it for it in due if (it.lane, it.key) not in blocked]
+        batch.rows += due
+
+    def _end(
+        self,
+        rows: Iterable[ClaimedRow],
+        view: ReadView,
+        up_to: Mapping[int, int],
+        cut: int | None,
+    ) -> None:
+        """Record how far the lanes were read.
+
+        Args:
+            rows: those of days that the lanes read.
+            up_to: the last seq of each lane.
+            cut: the lane that was not read to its end.
+        """
+        batch = self._batch
+        numbers = [lane.number for lane in self._lanes]
+        end = len(numbers) if cut is None else numbers.index(cut) + 1
+        batch.reached = self._lanes[:end]
+        mine = {row.lane for row in rows if row.verdict != "other"}
+        skipped = Counter(row.lane for row in rows if row.verdict == "other")
+        publishes = {row.lane for row in batch.rows}
+        for lane in batch.reached:
+            number = lane.number
+            extent = Extent(up_to.get(number, -1), view, is_cut=number == cut)
+            if others := skipped.get(number, 0):
+                lane.skip(others)
+            if number in mine or lane.skipped >= _MOST_SKIPPED:
+                batch.extents[number] = extent
+                is_empty = self._board.writers_ring
+            else:
+                lane.advance(extent)
+                # Where others find messages, more will follow.
+                is_empty = not others and number not in publishes
+            if is_empty and not extent.is_cut:
+                lane.found_empty()
+
+    async def _claim_waiting(self, most: int) -> WaitingClaim:
+        """Claim messages that waited: due ones, and the next ones of draining keys."""
+        due: list[WaitingMessage] = []
+        share = most
+        if any(lane.keys.draining for lane in self._lanes):
+            share = math.ceil(share / 2)
+        for lane in self._lanes:
+            lane.keys.begin_claim()
+            due += lane.keys.next_due(share - len(due))
+        keys = await self._find_next_of_keys(most - len(due))
+        blocked = await self._find_blocked(due)
+        numbers = [lane.number for lane in self._lanes]
+        claim = WaitingClaim.of(numbers, due, keys, blocked)
+        claim = claim.cut(await self._load(claim.messages))
+        self._batch.withheld += [(_unread(message), BLOCKED) for message in claim.held]
+        return claim
+
+    async def _find_next_of_keys(self, max_rows: int) -> list[Draining]:
+        """Read the log of draining keys, each up to its head."""
+        wanted = [
+            (lane, key, seq)
+            for lane in self._lanes
+            for key, seq in islice(lane.keys.draining.items(), max_rows)
+        ][:max_rows]
+        if not wanted:
+            return []
+        make_row = rows_of(WaitingMessage)
+        cursor = self._connection.cursor(binary=True, row_factory=make_row)
+        await cursor.execute(
+            load("relay", "find_next_of_keys"),
+            {
+                "reader": self._reader.name,
+                "lanes": [lane.number for lane, _, _ in wanted],
+                "keys": [key for _, key, _ in wanted],
+                "seqs": [seq for _, _, seq in wanted],
+                "since": since_of(lane for lane, _, _ in wanted),
+                "max_rows": max_rows,
+            },
+        )
+        rows = await cursor.fetchall()
+        waiting: dict[LaneKey, list[WaitingMessage]] = {}
+        for row in rows:
+            waiting.setdefault((row.lane, row.key), []).append(row)
+        keys = []
+        for lane, key, _ in wanted:
+            own = waiting.get((lane.number, key), [])
+            # The last key may have more rows, and the keys after it weren't read.
+            is_cut = len(rows) >= max_rows and own[-1:] == rows[-1:]
+            keys.append(Draining.read(lane.number, key, own, is_cut=is_cut))
+            if is_cut:
+                break
+        return keys
+
+    async def _load(self, messages: Sequence[WaitingMessage]) -> int:
+        """Load waiting messages into the batch; return how many of them fit."""
+        if not messages:
+            return 0
+        make_row = rows_of(ClaimedRow)
+        cursor = self._connection.cursor(binary=True, row_factory=make_row)
+        moments = [message.created_at for message in messages]
+        await cursor.execute(
+            load("relay", "claim_deferred"),
+            {
+                "reader": self._reader.name,
+                "ids": [message.id for message in messages],
+                "created_ats": moments,
+                "lanes": [message.lane for message in messages],
+                "seqs": [message.seq for message in messages],
+                "runs": [message.run for message in messages],
+                "entries": [message.entry for message in messages],
+                "first": min(moments),
+                "last": max(moments),
+                **self._limits,
+            },
+        )
+        batch, count = self._batch, 0
+        for waiting, row in zip(messages, await cursor.fetchall(), strict=False):
+            if row.verdict == "next":
+                break
+            count += 1
+            if row.verdict is None:
+                batch.rows.append(_read(row, self._config, waiting))
+            elif row.verdict == "aside":
+                message = _read(row, self._config, waiting)
+                batch.withheld.append((message, OVERSIZED))
+            elif row.verdict == "missing":
+                batch.withheld.append((_unread(waiting), ENDED))
+            # Otherwise it is gone: the log has a later entry.
+        return count
+
+    async def _refresh(self, clock: Clock) -> None:
+        """Read positions, other days and the log of lanes that may have changed."""
+        takeover, lanes = self._reader.takeover, self._lanes
+        view = await takeover.refresh(self._connection, lanes, clock)
+        last = max((lane.keys.read_up_to for lane in lanes), default=-1)
+        if takeover.entries_begin_again(clock, last):
+            self._board.restart_log()
+        assigned = takeover.note_entries(view, clock)
+        cuts = await self._read_deferrals()
+        for lane in lanes:
+            lane.log_read(cuts.get(lane.number), assigned)
+
+    async def _read_deferrals(self) -> dict[int, int]:
+        """Read the next entries in the log of the lanes.
+
+        Returns:
+            For each lane that may have more entries, the last one that was read.
+        """
+        keys = {lane.number: lane.keys for lane in self._lanes}
+        make_row = rows_of(LogOfKey)
+        cursor = self._connection.cursor(binary=True, row_factory=make_row)
+        await cursor.execute(
+            load("relay", "read_deferrals"),
+            {
+                "reader": self._reader.name,
+                "lanes": list(keys),
+                "entries": [it.read_up_to for it in keys.values()],
+                "max_rows": math.ceil(_MOST_ENTRIES / len(keys)),
+            },
+        )
+        cuts = {}
+        for row in await cursor.fetchall():
+            if row.cut is None:
+                keys[row.lane].read(row)
+                continue
+            cuts[row.lane] = row.cut
+            if row.has_head:
+                self._reader.takeover.refuse_entries(row.cut)
+        return cuts
+
+    async def _find_blocked(
+        self, messages: Iterable[ClaimedMessage | WaitingMessage]
+    ) -> set[LaneKey]:
+        """Return which of the messages' keys are blocked.
+
+        This asks the database about lanes whose log is only partly read.
+        """
+        lanes = {lane.number: lane.keys for lane in self._lanes}
+        if not any(keys.blocked or keys.is_partly_read for keys in lanes.values()):
+            return set()
+        blocked: set[LaneKey] = set()
+        unread: set[tuple[int, str]] = set()
+        for message in messages:
+            if message.key is not None:
+                keys = lanes[message.lane]
+                if keys.is_partly_read:
+                    unread.add((message.lane, message.key))
+                elif keys.is_blocked(message.key):
+                    blocked.add((message.lane, message.key))
+        if unread:
+            cursor = await self._connection.execute(
+                load("relay", "find_waiting_keys"),
+                {
+                    "reader": self._reader.name,
+                    "lanes": [number for number, _ in unread],
+                    "keys": [key for _, key in unread],
+                },
+            )
+            for number, key in await cursor.fetchall():
+                lanes[number].found_waiting(key)
+                blocked.add((number, key))
+        return blocked
 
 
-def _find_unlisted(
-    rows: Sequence[ClaimedRow], lanes: Sequence[Lane]
-) -> Sequence[ClaimedRow]:
-    """Return the rows of days that these lanes don't read."""
-    by_number = {lane.number: lane for lane in lanes}
-    moments = [row.created_at for row in rows]
-    # Almost always there are none, and one question for each lane shows it.
-    if moments:
-        first, last = min(moments), max(moments)
-        if all(by_number[n].reads(first, last) for n in {row.lane for row in rows}):
-            return ()
-    return [row for row in rows if not by_number[row.lane].reads(row.created_at)]
+def since_of(lanes: Iterable[Lane]) -> datetime:
+    """Return a time before which none of the messages that wait was created."""
+    moments = [lane.keys.since for lane in lanes]
+    return min((moment for moment in moments if moment is not None), default=LONG_AGO)
 
 
 def _cut(
@@ -401,352 +482,62 @@ def _cut(
     return rows[: end + 1], following
 
 
-def _load_new(
-    rows: Iterable[ClaimedRow], config: RelayConfig, found: Batch
-) -> list[Claimed]:
-    """Return the messages that are due; add the others to the batch."""
-    due: list[Claimed] = []
-    for row in rows:
-        if row.verdict is None:
-            due.append(_read(row, row))
-        else:
-            outcome = _UNLOADED[row.verdict]
-            found.others.append((_refuse(row, row, config), outcome))
-    return due
-
-
-def _reached(lanes: Sequence[Lane], end: int | None) -> Sequence[Lane]:
-    """Return the lanes up to the one that a full claim didn't read to its end."""
-    numbers = [lane.number for lane in lanes]
-    return lanes if end is None else lanes[: numbers.index(end) + 1]
-
-
-async def _claim_deferred(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    config: RelayConfig,
-    found: Batch,
-) -> tuple[set[tuple[int, str]], list[Callable[[], None]]]:
-    """Claim messages that waited: those that are due, and those of draining keys.
-
-    Returns:
-        The keys, with their lanes, whose waiting messages are all in this claim, and
-        the changes to make in the lanes once the whole claim has succeeded.
-    """
-    places: list[WaitingMessage] = []
-    share = config.batch_size
-    if any(lane.deferrals.draining for lane in lanes):
-        share = math.ceil(share / 2)
-    for lane in lanes:
-        lane.deferrals.begin_claim()
-        places += lane.deferrals.next_due(share - len(places))
-    keys = await _find_next_of_keys(
-        connection, board, lanes, config.batch_size - len(places)
-    )
-    drained = {
-        (lane.number, key.key) for lane, key in keys if key.end is KeyEnd.NOTHING
-    }
-    order = {lane.number: index for index, lane in enumerate(lanes)}
-    held = []
-    wanted = [place for _, key in keys for place in key.places]
-    blocked = await _find_blocked(connection, board, lanes, places) - drained
-    for place in places:
-        if (place.lane, place.key) in blocked:
-            held.append(place)
-        else:
-            wanted.append(place)
-    wanted.sort(key=lambda place: (order[place.lane], place.seq))
-    unread = wanted[await _load(connection, board, wanted, config, found) :]
-    left = {place.id for place in unread}
-    # A new message must not overtake an unread one, whatever the latter waited for.
-    drained -= {(place.lane, place.key) for place in unread if place.key is not None}
-    found.others += [(_unread(place), HELD) for place in held]
-
-    taken = {place.id for place in places} - left
-    changes: list[Callable[[], None]] = [
-        partial(lane.deferrals.took, taken) for lane in lanes
-    ]
-    for lane, key in keys:
-        is_free = (lane.number, key.key) in drained
-        changes.append(partial(lane.deferrals.claimed, key, left, is_free=is_free))
-    return drained, changes
-
-
-async def _find_next_of_keys(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], max_rows: int
-) -> list[tuple[Lane, Draining]]:
-    """Read the log of draining keys, each up to its head."""
-    wanted = [
-        (lane, key, seq)
-        for lane in lanes
-        for key, seq in islice(lane.deferrals.draining.items(), max_rows)
-    ][:max_rows]
-    if not wanted:
-        return []
-    cursor = connection.cursor(binary=True, row_factory=rows_of(NextOfKey))
-    await cursor.execute(
-        load("relay", "find_next_of_keys"),
-        {
-            "reader": board.reader.reader,
-            "lanes": [lane.number for lane, _, _ in wanted],
-            "keys": [key for _, key, _ in wanted],
-            "seqs": [seq for _, _, seq in wanted],
-            "since": since_of(lane for lane, _, _ in wanted),
-            "max_rows": max_rows,
-        },
-    )
-    rows = await cursor.fetchall()
-    # The last key may have more rows, and the keys after it weren't read.
-    last = rows[-1].position if len(rows) >= max_rows else len(wanted) + 1
-    waiting: dict[int, list[tuple[WaitingMessage, bool | None]]] = {}
-    for row in rows:
-        lane, key, _ = wanted[row.position - 1]
-        place = WaitingMessage(
-            lane.number,
-            row.seq,
-            row.id,
-            row.created_at,
-            row.run,
-            row.attempts,
-            row.entry,
-            row.cause,
-            key,
-        )
-        waiting.setdefault(row.position, []).append((place, row.is_due))
-    return [
-        (
-            lane,
-            Draining.read(key, waiting.get(position, ()), is_cut=position == last),
-        )
-        for position, (lane, key, _) in enumerate(wanted[:last], 1)
-    ]
-
-
-def since_of(lanes: Iterable[Lane]) -> datetime:
-    """Return a time before which none of the messages that wait was created."""
-    moments = [lane.deferrals.since for lane in lanes]
-    return min((moment for moment in moments if moment is not None), default=LONG_AGO)
-
-
-async def _load(
-    connection: Connection,
-    board: LaneBoard,
-    places: Sequence[WaitingMessage],
-    config: RelayConfig,
-    found: Batch,
-) -> int:
-    """Load the messages at these places; return how many places were processed."""
-    if not places:
-        return 0
-    cursor = connection.cursor(binary=True, row_factory=rows_of(WaitingRow))
-    moments = [place.created_at for place in places]
-    await cursor.execute(
-        load("relay", "claim_deferred"),
-        {
-            "reader": board.reader.reader,
-            "ids": [place.id for place in places],
-            "created_ats": moments,
-            "lanes": [place.lane for place in places],
-            "seqs": [place.seq for place in places],
-            "runs": [place.run for place in places],
-            "entries": [place.entry for place in places],
-            "first": min(moments),
-            "last": max(moments),
-            **_limits(config),
-        },
-    )
-    count = 0
-    for row in await cursor.fetchall():
-        if row.verdict == "next":
-            break
-        count = row.position
-        place = places[count - 1]
-        if row.verdict is None:
-            message = _read(place, row)
-            found.rows.append(message._replace(attempts=place.attempts, place=place))
-        elif row.verdict == "aside":
-            message = _refuse(place, row, config)
-            message = message._replace(attempts=place.attempts, place=place)
-            found.others.append((message, ASIDE))
-        elif row.verdict == "missing":
-            found.others.append((_unread(place), ENDED))
-        # Otherwise it is gone: the log has a later entry.
-    return count
-
-
-def _unread(place: WaitingMessage) -> Claimed:
-    return Claimed(
-        place.lane,
-        place.seq,
-        place.id,
-        place.created_at,
-        place.attempts,
-        place.key,
+def _unread(message: WaitingMessage) -> ClaimedMessage:
+    return ClaimedMessage(
+        message.lane,
+        message.seq,
+        message.id,
+        message.created_at,
+        message.attempts,
+        message.key,
         "",
         None,
         None,
-        place,
+        message,
     )
 
 
-def _limits(config: RelayConfig) -> dict[str, int]:
-    return {
-        "max_bytes": config.max_batch_bytes,
-        "max_payload": config.max_payload_bytes,
-    }
-
-
-async def _refresh(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], clock: Clock
-) -> None:
-    """Read positions, other days and the log of lanes that may have changed."""
-    look = await board.reader.refresh(connection, lanes, clock)
-    last = max((lane.deferrals.read_up_to for lane in lanes), default=-1)
-    if board.reader.entries_begin_again(clock, last):
-        board.restart_log()
-    floors = board.entry_floors.note(look.next_xid, clock.entry)
-    board.entry_floors = floors.forget(look.snapshot.xmin)
-    drawn = floors.of(look.snapshot.xmin)
-    cuts = await _read_deferrals(connection, board, lanes)
-    for lane in lanes:
-        cut = cuts.get(lane.number)
-        lane.deferrals.portion_read(cut, drawn)
-        lane.needs_refresh = lane.deferrals.is_partly_read
-
-
-async def _read_deferrals(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
-) -> dict[int, int]:
-    """Read the next entries in the log of these lanes.
-
-    Returns:
-        For each lane that may have more entries, the last one that was read.
-    """
-    by_number = {lane.number: lane for lane in lanes}
-    cursor = connection.cursor(binary=True, row_factory=rows_of(LogOfKey))
-    await cursor.execute(
-        load("relay", "read_deferrals"),
-        {
-            "reader": board.reader.reader,
-            "lanes": list(by_number),
-            "entries": [lane.deferrals.read_up_to for lane in lanes],
-            "max_rows": math.ceil(_MOST_ENTRIES / len(lanes)),
-        },
-    )
-    cuts = {}
-    for row in await cursor.fetchall():
-        if row.cut is None:
-            by_number[row.lane].deferrals.read(row)
-            continue
-        cuts[row.lane] = row.cut
-        if row.has_head:
-            board.reader.refuse_entries(row.cut)
-    return cuts
-
-
-async def _find_blocked(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    messages: Iterable[Claimed | WaitingMessage],
-) -> set[tuple[int, str]]:
-    """Return which of the messages' keys are blocked, with their lanes.
-
-    This asks the database about lanes whose log is only partly read.
-    """
-    blocked: set[tuple[int, str]] = set()
-    if not any(
-        lane.deferrals.blocked or lane.deferrals.is_partly_read for lane in lanes
-    ):
-        return blocked
-    by_number = {lane.number: lane for lane in lanes}
-    unsure: set[tuple[int, str]] = set()
-    for message in messages:
-        if message.key is None:
-            continue
-        deferrals = by_number[message.lane].deferrals
-        if deferrals.is_partly_read:
-            unsure.add((message.lane, message.key))
-        elif deferrals.is_blocked(message.key):
-            blocked.add((message.lane, message.key))
-    if unsure:
-        cursor = await connection.execute(
-            load("relay", "find_waiting_keys"),
-            {
-                "reader": board.reader.reader,
-                "lanes": [number for number, _ in unsure],
-                "keys": [key for _, key in unsure],
-            },
-        )
-        for number, key in await cursor.fetchall():
-            by_number[number].deferrals.found_waiting(key)
-            blocked.add((number, key))
-    return blocked
-
-
-def _refuse(
-    place: ClaimedRow | WaitingMessage,
-    row: ClaimedRow | WaitingRow,
-    config: RelayConfig,
-) -> Claimed:
-    """Return a `Claimed` for a row not loaded, with the problem if it is too large."""
-    problem = None
+def _read(
+    row: ClaimedRow, config: RelayConfig, waiting: WaitingMessage | None = None
+) -> ClaimedMessage:
+    """Return the message of a row, or the problem with it."""
+    message = problem = None
     if row.verdict == "aside":
         limit = config.max_payload_bytes
         problem = f"payload is over {limit} bytes (max_payload_bytes)"
-    return Claimed(
-        place.lane,
-        place.seq,
-        place.id,
-        place.created_at,
-        0,
-        row.key,
-        row.topic,
-        None,
-        problem,
-    )
-
-
-def _read(place: ClaimedRow | WaitingMessage, row: ClaimedRow | WaitingRow) -> Claimed:
-    headers = {} if row.headers is None else json.loads(row.headers)
-    problem = problem_of_headers(headers) if headers else None
-    if not is_uuid7(place.id):
-        problem = f"id {place.id} is not a UUIDv7"
-    message = None
-    if problem is None:
-        message = Message(
-            row.topic,
-            row.payload,
-            key=row.key,
-            tenant=row.tenant,
-            headers=headers,
-            id=place.id,
-            content_type=row.content_type,
-            schema_version=row.schema_version,
-            priority=priority_of(place.lane),
-        )
-    return Claimed(
-        place.lane,
-        place.seq,
-        place.id,
-        place.created_at,
-        0,
+    elif row.verdict is None:
+        headers = {} if row.headers is None else json.loads(row.headers)
+        problem = problem_of_headers(headers) if headers else None
+        if not is_uuid7(row.id):
+            problem = f"id {row.id} is not a UUIDv7"
+        if problem is None:
+            message = Message(
+                row.topic,
+                row.payload,
+                key=row.key,
+                tenant=row.tenant,
+                headers=headers,
+                id=row.id,
+                content_type=row.content_type,
+                schema_version=row.schema_version,
+                priority=priority_of(row.lane),
+            )
+    return ClaimedMessage(
+        row.lane,
+        row.seq,
+        row.id,
+        row.created_at,
+        0 if waiting is None else waiting.attempts,
         row.key,
         row.topic,
         message,
         problem,
-        None,
+        waiting,
         row.due_at,
     )
 
 
-def traceparent_of(row: Claimed) -> str | None:
-    """Return the trace context with which a message was added, if the row was read."""
-    return None if row.message is None else row.message.headers.get("traceparent")
-
-
-def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
+def decode_row(row: ClaimedMessage, codec: PayloadCodec) -> ClaimedMessage:
     """Decode the payload of a row, if it is encoded."""
     if row.message is None or not is_encoded(row.message):
         return row

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from outbox.events import Event
 from outbox.postgres.connection import Link
-from relay.claim import Claimed, Outcome
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.events import MessageDeadLettered
+from relay.lanes.batch import ClaimedMessage
 from relay.settle import move_to_dead_letters
 
 
@@ -40,11 +40,11 @@ class OversizedRows:
         self._link = link
         self._reader = reader
         self._notify = notify
-        self._rows: deque[Claimed] = deque()
+        self._rows: deque[ClaimedMessage] = deque()
         self._ids: set[UUID] = set()
         self._some = asyncio.Event()
 
-    def add(self, rows: Iterable[Claimed]) -> None:
+    def add(self, rows: Iterable[ClaimedMessage]) -> None:
         """Queue rows whose settlement is recorded; `run` moves them."""
         for row in rows:
             if row.id not in self._ids:
@@ -72,11 +72,11 @@ class OversizedRows:
         finally:
             await self._link.close()
 
-    async def _move(self, row: Claimed) -> None:
+    async def _move(self, row: ClaimedMessage) -> None:
         assert row.problem is not None
-        refused = [(row, Outcome("dead_lettered", row.problem))]
+        nacked = [(row, row.problem)]
         async with self._link.use() as connection:
-            await move_to_dead_letters(connection, refused, self._reader, by_hand=True)
+            await move_to_dead_letters(connection, nacked, self._reader, by_hand=True)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

@@ -12,9 +12,10 @@ from outbox.events import Event
 from outbox.logs.printable import count
 from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
-from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished
+from relay.lanes.batch import ClaimedMessage
+from relay.lanes.keys import BatchKeys
 from relay.publisher import Acked, Confirmation, Handling, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
@@ -24,7 +25,7 @@ MAX_REASON: Final = 2000
 
 
 async def publish_batch(
-    rows: Sequence[Claimed],
+    rows: Sequence[ClaimedMessage],
     publisher: Publisher | Handling,
     config: RelayConfig,
     *,
@@ -45,10 +46,10 @@ async def publish_batch(
         for row in rows
     ]
     waves = deque(_waves(rows, strict=config.strict_order))
-    refused: set[str | None] = set()
+    keys = BatchKeys()
     while waves:
         # A message that was just refused holds back later ones of its key.
-        wave = [i for i in waves.popleft() if rows[i].key not in refused]
+        wave = [i for i in waves.popleft() if rows[i].key not in keys.closed]
         if len(wave) > batch_limit.max_messages:
             waves.appendleft(wave[batch_limit.max_messages :])
             wave = wave[: batch_limit.max_messages]
@@ -83,7 +84,7 @@ async def publish_batch(
         for i, confirmation in zip(wave, confirmations, strict=True):
             answers[i] = confirmation
             if isinstance(confirmation, Nacked) and not confirmation.permanent:
-                refused |= {rows[i].key} - {None}
+                keys.close(rows[i].key)
         acked = [rows[i] for i in wave if isinstance(answers[i], Acked)]
         notify(
             BatchPublished(
@@ -97,7 +98,7 @@ async def publish_batch(
     return answers, None
 
 
-def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
+def _waves(rows: Sequence[ClaimedMessage], *, strict: bool) -> Iterator[Sequence[int]]:
     """Split a batch so that messages likely to be nacked go before those behind them.
 
     In strict mode, no call contains two messages of a key. Otherwise, only a message

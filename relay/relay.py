@@ -59,7 +59,7 @@ from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
 from relay.reader import ALL, Reader
 from relay.renewed_publisher import publisher_of
-from relay.settle import OUTCOMES
+from relay.settle import WRITES
 from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
@@ -137,7 +137,7 @@ class Relay(Process):
             groups=[lanes_of(priority) for priority in PRIORITIES],
             limit=self._config.lease,
             application_name=f"{self._application} lease",
-            writes=OUTCOMES,
+            writes=WRITES,
             may_hold=self._reader.may_publish,
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
@@ -240,13 +240,14 @@ class Relay(Process):
                 self._url,
                 application_name=self._application,
                 settings=WORKER_SETTINGS,
-                writes=OUTCOMES,
+                writes=WRITES,
             ) as connection:
                 record = await self._reader.read(connection)
-                self._lanes.reader.since = record.since
+                self._lanes.reader.takeover.since = record.since
                 self._lanes.topics = record.topics or ALL
-                now = (await self._lanes.reader.read_clock(connection)).now
-                await self._lanes.reader.read_stored(connection, [], now, now)
+                takeover = self._lanes.reader.takeover
+                now = (await takeover.read_clock(connection)).now
+                await takeover.read_days(connection, [], now)
                 await claim_batch(connection, self._lanes, [], self._config)
                 yield connection
         except (
@@ -311,7 +312,7 @@ class Relay(Process):
             self._url,
             application_name=f"{self._application} {part}",
             settings=WORKER_SETTINGS,
-            writes=OUTCOMES,
+            writes=WRITES,
             server=self._server,
         )
 

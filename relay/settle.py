@@ -1,4 +1,4 @@
-"""Settle: record the outcome of a batch.
+"""Settle: decide what becomes of each message of a batch, and record it.
 
 not covered ──claim──▶ (in flight, nothing written) ──ack──▶ covered
                             │
@@ -10,271 +10,296 @@ not covered ──claim──▶ (in flight, nothing written) ──ack──▶
          ▲                    │
          └───entry: refused───┴─nack
 
+A settlement is made from a batch and its answers, then stored, then told to the lanes.
 One transaction stores the positions that cover the messages and the entries of those
 that were not published. Its positions have the next number of their lanes, which is
 unique: of two relays that both claimed the messages, one settles.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from outbox.cloudevents.raw_text import storable
 from outbox.limits import MAX_WAIT
+from outbox.log.lane import Advance, Extent
 from outbox.log.progress import Day
-from outbox.log.reader import LogReader, Read, Settled
+from outbox.log.reader import LogReader
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from relay.claim import (
-    ASIDE,
-    HELD,
+from relay.lanes.batch import (
+    BLOCKED,
     PUBLISHED,
     UNKNOWN,
     UNTOUCHED,
-    Batch,
-    Claimed,
-    Outcome,
+    ClaimedBatch,
+    ClaimedMessage,
+    Disposition,
 )
+from relay.lanes.keys import BatchKeys
 from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
-OUTCOMES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
+WRITES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a relay inserts what became of its messages."""
 
-_ENDS: Final = {"dead_lettered", "ended"}
-_BLOCKS: Final = {"refused", "postponed", "unknown"}
-_WAITS: Final = {*_BLOCKS, "scheduled", "blocked", "aside"}
+_ENDS: Final = {"published", "dead_lettered", "ended"}
 _MAX_REASON: Final = 4096
 """Characters, which the column has room for."""
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
+_Decided = tuple[ClaimedMessage, Disposition]
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
-    """The outcomes to record for a batch.
+    """What becomes of the messages of a batch.
 
     Attributes:
-        positions: what the settlement stores of its lanes.
+        published: how many new messages were published; positions cover them.
+        others: all other messages, and those from the log that were published.
+        advances: what is stored of the lanes.
+        cut: the lanes with rows that are left for the next claim.
     """
 
-    outcomes: list[tuple[Claimed, Outcome]] = field(default_factory=list)
-    positions: list[Settled[Lane]] = field(default_factory=list)
+    lanes: Sequence[Lane]
+    published: int
+    others: Sequence[_Decided]
+    advances: Sequence[Advance[Lane]]
+    cut: frozenset[int]
 
-    def of(self, *causes: str) -> list[tuple[Claimed, Outcome]]:
-        """Return the messages with one of these causes."""
-        return [one for one in self.outcomes if one[1].cause in causes]
+    def of(self, *causes: str) -> Sequence[_Decided]:
+        """Return the messages among `others` with one of these causes."""
+        return [one for one in self.others if one[1].cause in causes]
+
+    @property
+    def entries(self) -> Sequence[_Decided]:
+        """The messages that get an entry in the log."""
+        return [one for one in self.others if _gets_entry(*one)]
+
+    def tell_lanes(self, due: Mapping[int, datetime], at: float) -> None:
+        """Tell the lanes that it was stored.
+
+        Args:
+            due: see `store_settlement`.
+            at: when storing began, as `time.monotonic()`.
+        """
+        lanes = {lane.number: lane for lane in self.lanes}
+        for message, _ in self.of("untouched"):
+            assert message.waiting is not None
+            lanes[message.lane].release(message.waiting)
+        for message, disposition in self.others:
+            if disposition.waits:
+                lanes[message.lane].keys.waits(
+                    message.key, message.seq, message.created_at, disposition.cause
+                )
+        for advance in self.advances:
+            advance.lane.settled(advance.after, at)
+        for number, due_at in due.items():
+            lanes[number].keys.expect(due_at)
+        for number in self.cut:
+            lanes[number].wake()
 
 
-def complete(settlement: Settlement, batch: Batch) -> None:
-    """Add the messages that were not published, and the positions that cover all.
+def settle(
+    batch: ClaimedBatch, answers: Sequence[Answer], retry: RetryPolicy
+) -> Settlement:
+    """Settle a batch: decide what becomes of its messages.
 
-    A position passes rows in order of seq. Of the rows without an answer, those behind
+    A position passes rows in order of seq: of the rows without an answer, those behind
     the last answer of their lane are left for the next claim; the others get an entry.
     """
-    last: dict[int, int] = {}
-    for row, outcome in settlement.outcomes:
-        if row.place is None and outcome is not UNTOUCHED and outcome is not HELD:
-            last[row.lane] = max(row.seq, last.get(row.lane, row.seq))
+    decided = decide(batch.rows, answers, retry)
     cuts: dict[int, int] = {}
-    waits: set[str | None] = set()
-    for index, (row, outcome) in enumerate(settlement.outcomes):
-        if row.place is not None or outcome is not UNTOUCHED:
-            continue
-        if row.lane not in last or row.seq > last[row.lane]:
-            cuts[row.lane] = min(row.seq, cuts.get(row.lane, row.seq))
-        elif row.key in waits:
-            settlement.outcomes[index] = row, HELD
-        else:
-            settlement.outcomes[index] = row, UNKNOWN
-            waits |= {row.key} - {None}
-    settlement.outcomes += batch.others
+    if [1 for row, it in decided if it.cause == "untouched" and row.waiting is None]:
+        decided, cuts = _close_gaps(decided)
+    decided += batch.withheld
     if cuts:
-        settlement.outcomes = [
-            (row, outcome)
-            for row, outcome in settlement.outcomes
-            if row.place is not None or row.seq < cuts.get(row.lane, row.seq + 1)
+        decided = [
+            (row, it)
+            for row, it in decided
+            if row.waiting is not None or row.seq < cuts.get(row.lane, row.seq + 1)
         ]
-    rows: dict[int, list[tuple[Claimed, bool]]] = {}
-    for row, outcome in settlement.outcomes:
-        is_published = outcome is PUBLISHED
-        if is_published or outcome.cause in _ENDS or _is_entered(row, outcome):
-            rows.setdefault(row.lane, []).append((row, is_published))
-    for lane in batch.lanes:
-        if lane.number in cuts:
-            lane.wake()
-        elif lane.number in batch.reads:
-            rows.setdefault(lane.number, [])
-        if lane.number in rows:
-            settlement.positions.append(
-                _advance(
-                    lane,
-                    rows[lane.number],
-                    batch.reads.get(lane.number),
-                    is_cut=lane.number in cuts,
-                )
-            )
-
-
-def remember(settlement: Settlement, batch: Batch) -> None:
-    """Block the keys that must wait; make messages of the log claimable again.
-
-    The settlement is not recorded yet, but no claim of these lanes comes before that.
-    """
-    lanes = {lane.number: lane for lane in batch.lanes}
-    for row, _ in settlement.of("untouched"):
-        assert row.place is not None
-        lanes[row.lane].deferrals.release(row.place)
-        lanes[row.lane].wake()
-    for row, outcome in settlement.outcomes:
-        if outcome.cause not in _WAITS:
-            continue
-        deferrals = lanes[row.lane].deferrals
-        deferrals.note_created(row.created_at)
-        if outcome is HELD:
-            assert row.key is not None
-            deferrals.hold(row.key, row.seq)
-        elif outcome.cause in _BLOCKS and row.key is not None:
-            deferrals.block(row.key)
-
-
-def _advance(
-    lane: Lane,
-    rows: Iterable[tuple[Claimed, bool]],
-    read: Read | None,
-    *,
-    is_cut: bool,
-) -> Settled[Lane]:
-    progress = lane.progress
-    assert progress is not None
-    new = [(row, is_published) for row, is_published in rows if row.place is None]
-    if read is not None and (new or not is_cut):
-        up_to = max(row.seq for row, _ in new) if is_cut else read.up_to
-        is_cut = is_cut or read.is_cut
-        progress = progress.claimed(up_to, *read.look, is_cut=is_cut)
-    lane.skipped = 0
-    messages: Counter[Day] = Counter()
-    deferred: Counter[Day] = Counter()
-    moments = [row.created_at for row, _ in new]
-    same = progress.day_of(min(moments), max(moments)) if moments else None
-    for row, is_published in new:
-        day = same or progress.day_of(row.created_at)
-        assert day is not None
-        messages[day] += 1
-        deferred[day] += not is_published
-    return Settled(lane, *progress.settle(messages.keys()), messages, deferred)
+    others = [
+        (row, it)
+        for row, it in decided
+        if it.cause != "published" or row.waiting is not None
+    ]
+    advances = _advances(batch, decided, cuts)
+    published = len(decided) - len(others)
+    return Settlement(batch.lanes, published, others, advances, frozenset(cuts))
 
 
 def decide(
-    rows: Sequence[Claimed], answers: Sequence[Answer], retry: RetryPolicy
-) -> Settlement:
-    """Turn answers into outcomes to record.
+    rows: Sequence[ClaimedMessage], answers: Sequence[Answer], retry: RetryPolicy
+) -> list[_Decided]:
+    """Turn answers into dispositions.
 
     Only the first nacked message of a key is charged an attempt; those behind it only
     wait. A postponed message isn't charged.
     """
-    charged: set[str | None] = set()
-    waits: set[str | None] = set()
-
-    def outcome_of(row: Claimed, answer: Answer) -> Outcome:
-        match answer:
-            case Nacked(reason, permanent=True):
-                return Outcome("dead_lettered", reason)
-            case Nacked(reason, retry_after=after) if row.key not in charged:
-                charged.update({row.key} - {None})
-                if after is None and retry.spent(row.attempts + 1):
-                    return Outcome("dead_lettered", reason)
-                waits.update({row.key} - {None})
-                if after is None:
-                    delay = retry.delay(row.attempts + 1).total_seconds()
-                    return Outcome("refused", reason, delay, charge=1)
-                if answer.is_attempt:
-                    return Outcome("refused", reason, after.total_seconds(), charge=1)
-                delay = max(after, retry.first_delay).total_seconds()
-                return Outcome("postponed", reason, delay)
-        return HELD if row.key in waits else UNTOUCHED
-
-    return Settlement(
-        [
-            (row, PUBLISHED if isinstance(answer, Acked) else outcome_of(row, answer))
-            for row, answer in zip(rows, answers, strict=True)
-        ]
-    )
+    keys = BatchKeys()
+    return [
+        (
+            row,
+            PUBLISHED
+            if isinstance(answer, Acked)
+            else _decide(row, answer, keys, retry),
+        )
+        for row, answer in zip(rows, answers, strict=True)
+    ]
 
 
-async def settle_batch(
+def _decide(
+    row: ClaimedMessage, answer: Answer, keys: BatchKeys, retry: RetryPolicy
+) -> Disposition:
+    match answer:
+        case Nacked(reason, permanent=True):
+            return Disposition("dead_lettered", reason)
+        case Nacked(reason, retry_after=after) if row.key not in keys.charged:
+            keys.charge(row.key)
+            if after is None and retry.spent(row.attempts + 1):
+                return Disposition("dead_lettered", reason)
+            keys.close(row.key)
+            if after is None:
+                delay = retry.delay(row.attempts + 1).total_seconds()
+                return Disposition("refused", reason, delay, charge=1)
+            if answer.is_attempt:
+                return Disposition("refused", reason, after.total_seconds(), charge=1)
+            delay = max(after, retry.first_delay).total_seconds()
+            return Disposition("postponed", reason, delay)
+    return BLOCKED if row.key in keys.closed else UNTOUCHED
+
+
+def _close_gaps(
+    decided: Sequence[_Decided],
+) -> tuple[list[_Decided], dict[int, int]]:
+    """Give an entry to the rows without an answer that a position is to pass.
+
+    Returns:
+        All messages, and the seq of each lane from which on rows are left.
+    """
+    last: dict[int, int] = {}
+    for row, it in decided:
+        if row.waiting is None and it.cause not in {"untouched", "blocked"}:
+            last[row.lane] = max(row.seq, last.get(row.lane, row.seq))
+    cuts: dict[int, int] = {}
+    closed: list[_Decided] = []
+    keys = BatchKeys()
+    for row, it in decided:
+        if row.waiting is not None or it.cause != "untouched":
+            closed.append((row, it))
+        elif row.lane not in last or row.seq > last[row.lane]:
+            cuts[row.lane] = min(row.seq, cuts.get(row.lane, row.seq))
+        else:
+            closed.append((row, BLOCKED if row.key in keys.closed else UNKNOWN))
+            keys.close(row.key)
+    return closed, cuts
+
+
+def _gets_entry(row: ClaimedMessage, disposition: Disposition) -> bool:
+    """Whether the log gets an entry, as it may already have one that says so."""
+    if row.waiting is not None:
+        if disposition.cause == "blocked":
+            return row.waiting.cause != "blocked"
+        if disposition.cause == "aside":
+            return False
+    return disposition.waits
+
+
+def _advances(
+    batch: ClaimedBatch, decided: Iterable[_Decided], cuts: Mapping[int, int]
+) -> Sequence[Advance[Lane]]:
+    """Return what is stored of each lane with a message of which something is."""
+    new: dict[int, list[_Decided]] = {}
+    for row, it in decided:
+        if row.waiting is None:
+            new.setdefault(row.lane, []).append((row, it))
+        elif it.cause in _ENDS or _gets_entry(row, it):
+            new.setdefault(row.lane, [])
+    advances = []
+    for lane in batch.lanes:
+        rows, extent = new.get(lane.number), batch.extents.get(lane.number)
+        if extent is not None and lane.number in cuts:
+            up_to = max((row.seq for row, _ in rows or ()), default=-1)
+            extent = extent._replace(up_to=up_to, is_cut=True) if rows else None
+        if rows is not None or extent is not None:
+            advances.append(_advance(lane, rows or (), extent))
+    return advances
+
+
+def _advance(
+    lane: Lane, rows: Sequence[_Decided], extent: Extent | None
+) -> Advance[Lane]:
+    progress = lane.progress
+    assert progress is not None
+    if extent is not None:
+        (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
+        progress = progress.claimed(extent.up_to, snapshot, next_xid, is_cut=is_cut)
+    moments = [row.created_at for row, _ in rows]
+    same = progress.day_of(min(moments), max(moments)) if moments else None
+    days = [same or progress.day_of(moment) for moment in moments]
+    messages: Counter[Day] = Counter(filter(None, days))
+    deferred = [
+        day for day, (_, it) in zip(days, rows, strict=True) if it.cause != "published"
+    ]
+    after, stored = progress.settle(messages.keys())
+    return Advance(lane, after, stored, messages, Counter(filter(None, deferred)))
+
+
+async def store_settlement(
     connection: Connection, reader: LogReader, settlement: Settlement
 ) -> dict[int, datetime]:
-    """Record a settlement.
+    """Store a settlement.
 
     Returns:
         The earliest due time of each lane with messages that wait for a point in time.
 
     Raises:
-        psycopg.errors.UniqueViolation: see `LogReader.store`.
+        psycopg.errors.UniqueViolation: see `Settlements.store`.
     """
-    # Of most messages, a position says all there is to say.
-    others = Settlement(
-        [
-            (row, outcome)
-            for row, outcome in settlement.outcomes
-            if outcome is not PUBLISHED or row.place is not None
-        ]
-    )
-    ended: list[tuple[Claimed, str | None]] = [
-        (row, "published") for row, _ in others.of("published")
-    ]
-    ended += ((row, None) for row, _ in others.of("ended"))
-    dead_lettered = others.of("dead_lettered")
-    entries = [one for one in others.outcomes if _is_entered(*one)]
+    advances, entries = settlement.advances, settlement.entries
+    ended = settlement.of("published", "ended")
+    dead_lettered = settlement.of("dead_lettered")
     if not (ended or dead_lettered or entries):
-        await reader.store(connection, settlement.positions)
+        await reader.settlements.store(connection, advances)
         return {}
     due = {}
     async with connection.transaction():
-        await reader.store(connection, settlement.positions)
+        await reader.settlements.store(connection, advances)
         if dead_lettered:
-            await move_to_dead_letters(
-                connection, dead_lettered, reader.reader, by_hand=False
-            )
+            reasons = [(row, it.reason) for row, it in dead_lettered]
+            await move_to_dead_letters(connection, reasons, reader.name, by_hand=False)
         if entries:
-            due = await _defer(connection, entries, reader.reader)
+            due = await _defer(connection, entries, reader.name)
         if ended:
-            await _end_runs(connection, ended, reader.reader)
+            await _end_runs(connection, ended, reader.name)
     return due
 
 
-def _is_entered(row: Claimed, outcome: Outcome) -> bool:
-    """Return whether a message gets an entry in the log, as it may have one already."""
-    if row.place is not None and outcome in {HELD, ASIDE}:
-        return outcome is HELD and row.place.cause != "blocked"
-    return outcome.cause in _WAITS
-
-
 async def _defer(
-    connection: Connection, entries: Sequence[tuple[Claimed, Outcome]], reader: str
+    connection: Connection, entries: Sequence[_Decided], reader: str
 ) -> dict[int, datetime]:
     rows = [row for row, _ in entries]
-    outcomes = [outcome for _, outcome in entries]
     cursor = await connection.execute(
         load("relay", "defer"),
         {
             "reader": reader,
             **_log(rows),
             "attempts": [
-                min(row.attempts, _MAX_ATTEMPTS) + outcome.charge
-                for row, outcome in entries
+                min(row.attempts, _MAX_ATTEMPTS) + it.charge for row, it in entries
             ],
-            "causes": [outcome.cause for outcome in outcomes],
+            "causes": [it.cause for _, it in entries],
             "delays": [
-                None if o.delay is None else min(o.delay, MAX_WAIT.total_seconds())
-                for o in outcomes
+                None if it.delay is None else min(it.delay, MAX_WAIT.total_seconds())
+                for _, it in entries
             ],
-            "reasons": [_stored(outcome.reason) for outcome in outcomes],
+            "reasons": [_stored(it.reason) for _, it in entries],
             **_bounds(rows),
         },
     )
@@ -282,9 +307,7 @@ async def _defer(
 
 
 async def _end_runs(
-    connection: Connection,
-    ended: Sequence[tuple[Claimed, str | None]],
-    reader: str,
+    connection: Connection, ended: Sequence[_Decided], reader: str
 ) -> None:
     rows = [row for row, _ in ended]
     await connection.execute(
@@ -293,7 +316,9 @@ async def _end_runs(
             "reader": reader,
             **_log(rows),
             "attempts": [row.attempts for row in rows],
-            "outcomes": [outcome for _, outcome in ended],
+            "outcomes": [
+                "published" if it.cause == "published" else None for _, it in ended
+            ],
         },
         binary=True,
     )
@@ -301,7 +326,7 @@ async def _end_runs(
 
 async def move_to_dead_letters(
     connection: Connection,
-    nacked: Sequence[tuple[Claimed, Outcome]],
+    nacked: Sequence[tuple[ClaimedMessage, str | None]],
     reader: str,
     *,
     by_hand: bool,
@@ -309,6 +334,7 @@ async def move_to_dead_letters(
     """Move messages to the dead letters.
 
     Args:
+        nacked: the messages, each with the reason.
         by_hand: whether they can be retried by hand only.
     """
     rows = [row for row, _ in nacked]
@@ -316,7 +342,7 @@ async def move_to_dead_letters(
         load("relay", "move_to_dead_letters"),
         {
             **_log(rows),
-            "reasons": [_stored(outcome.reason) for _, outcome in nacked],
+            "reasons": [_stored(reason) for _, reason in nacked],
             "attempts": [min(row.attempts, _MAX_ATTEMPTS) + 1 for row in rows],
             "reader": reader,
             "by_hand": by_hand,
@@ -329,19 +355,19 @@ def _stored(reason: str | None) -> str | None:
     return None if reason is None else storable(reason)[:_MAX_REASON]
 
 
-def _log(rows: Sequence[Claimed]) -> dict[str, object]:
+def _log(rows: Sequence[ClaimedMessage]) -> dict[str, object]:
     """Return the columns of log entries that describe their messages."""
     return {
         "ids": [row.id for row in rows],
         "created_ats": [row.created_at for row in rows],
         "lanes": [row.lane for row in rows],
         "seqs": [row.seq for row in rows],
-        "runs": [0 if row.place is None else row.place.run for row in rows],
+        "runs": [0 if row.waiting is None else row.waiting.run for row in rows],
         "keys": [row.key for row in rows],
     }
 
 
-def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
+def _bounds(rows: Sequence[ClaimedMessage]) -> dict[str, object]:
     """Bound `created_at` so that the planner considers only the batch's partitions."""
     moments = [row.created_at for row in rows]
     return {"first": min(moments), "last": max(moments)}

@@ -1,12 +1,10 @@
-"""The periodic work: find due messages, and make claims look at other days."""
+"""The periodic work: find due messages, and request refreshes of the lanes."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
-from typing import Final, NamedTuple
-from uuid import UUID
+from typing import Final
 
 from outbox.events import Event
 from outbox.postgres.connection import Link
@@ -16,40 +14,9 @@ from relay.claim import since_of
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import WaitingMessage
+from relay.lanes.keys import WaitingMessage
 
 _LAST_ENTRY: Final = 2**63 - 1
-
-
-class DueRow(NamedTuple):
-    """A row of `find_due.sql`; without a due message, its columns are null."""
-
-    lane: int
-    now: datetime
-    due_at: datetime | None
-    seq: int
-    id: UUID
-    created_at: datetime
-    run: int
-    attempts: int
-    entry: int
-    cause: str
-    key: str | None
-
-    @property
-    def message(self) -> WaitingMessage:
-        """The due message."""
-        return WaitingMessage(
-            self.lane,
-            self.seq,
-            self.id,
-            self.created_at,
-            self.run,
-            self.attempts,
-            self.entry,
-            self.cause,
-            self.key,
-        )
 
 
 async def sweep_lanes(
@@ -88,40 +55,40 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         lane
         for number in board.numbers()
         if (lane := board.find(number)) is not None
-        and lane.deferrals.since is not None
-        and lane.deferrals.size < batch_size
+        and lane.keys.since is not None
+        and lane.keys.size < batch_size
     ]
     # Not those of a lane that is taken over in the meantime.
-    searched = [lane.deferrals for lane in lanes]
-    began = [deferrals.scan() for deferrals in searched]
+    searched = [lane.keys for lane in lanes]
+    began = [keys.scan() for keys in searched]
     async with link.use() as connection:
         # Do it even without lanes: an outage ends the leases and must be reported.
-        cursor = connection.cursor(row_factory=rows_of(DueRow))
+        cursor = connection.cursor(row_factory=rows_of(WaitingMessage))
         await cursor.execute(
             load("relay", "find_due"),
             {
-                "reader": board.reader.reader,
+                "reader": board.reader.name,
                 "lanes": [lane.number for lane in lanes],
-                "moments": [deferrals.due_up_to[0] for deferrals in searched],
-                "entries": [deferrals.due_up_to[1] for deferrals in searched],
+                "moments": [keys.due_up_to[0] for keys in searched],
+                "entries": [keys.due_up_to[1] for keys in searched],
                 "since": since_of(lanes),
                 "max_rows": batch_size,
             },
         )
-    by_lane: dict[int, list[DueRow]] = {lane.number: [] for lane in lanes}
+    by_lane: dict[int, list[WaitingMessage]] = {lane.number: [] for lane in lanes}
     for row in await cursor.fetchall():
         by_lane[row.lane].append(row)
     some = False
-    for lane, deferrals, begin in zip(lanes, searched, began, strict=True):
+    for lane, keys, begin in zip(lanes, searched, began, strict=True):
         last = by_lane[lane.number][-1]
         due = [row for row in by_lane[lane.number] if row.due_at is not None]
         for row in due:
-            deferrals.release(row.message)
+            keys.release(row)
         some = some or bool(due)
         is_cut = len(due) >= batch_size
         up_to = (
             (last.due_at or last.now, last.entry) if is_cut else (last.now, _LAST_ENTRY)
         )
-        deferrals.scanned(begin, up_to, is_cut=is_cut)
+        keys.scanned(begin, up_to, is_cut=is_cut)
     if some:
         board.wake()

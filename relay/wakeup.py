@@ -9,8 +9,8 @@ from relay.lanes.board import LaneBoard
 _BUSY: Final = 0.02
 _FIRST_PAUSE: Final = 0.005
 _LAST_PAUSE: Final = 0.05
-_FIRST_ASIDE: Final = 0.02
-_LAST_ASIDE: Final = 0.2
+_FIRST_RECHECK: Final = 0.02
+_LAST_RECHECK: Final = 0.2
 
 
 async def wake_lanes(
@@ -26,14 +26,14 @@ async def wake_lanes(
     pause = _FIRST_PAUSE
     try:
         while True:
-            aside = _FIRST_ASIDE
-            while not await _idle_within(board, min(poll_interval, aside)):
+            recheck = _FIRST_RECHECK
+            while not await _idle_within(board, min(poll_interval, recheck)):
                 # Writers don't ring while there is work, and an idle lane must not wait
                 # for a busy one to become empty.
-                aside = (
-                    _FIRST_ASIDE if board.has_found() else min(2 * aside, _LAST_ASIDE)
-                )
-                board.look_aside()
+                recheck = min(2 * recheck, _LAST_RECHECK)
+                if board.has_found():
+                    recheck = _FIRST_RECHECK
+                board.recheck_idle()
             armed = await doorbell.arm()
             board.writers_ring = bool(armed)
             if not armed:

@@ -12,7 +12,7 @@ from outbox.gather import gather
 from outbox.postgres.connection import Connection, Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
-from relay.claim import Batch, claim_batch, traceparent_of
+from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.events import (
@@ -21,18 +21,13 @@ from relay.events import (
     MessageDeadLettered,
     MessageRefused,
 )
+from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, Handling, InDatabase, Publisher
-from relay.settle import (
-    Settlement,
-    complete,
-    decide,
-    remember,
-    settle_batch,
-)
+from relay.settle import Settlement, settle, store_settlement
 
 _Session: TypeAlias = tuple[Link, Connection]
 """Where a batch was claimed, with the lock of its link."""
@@ -103,12 +98,12 @@ class Worker:
             if claim is None:
                 return
             batch, session = claim
-            # A lane in which nothing was found doesn't wait for the others' answers.
+            # Lanes without messages are free at once.
             released = batch.release()
             lanes = batch.lanes
             self._lanes.put_back(released)
             if isinstance(self._publisher, Handling):
-                # Nor does one whose handlers are quick wait for another's.
+                # Each lane is settled as soon as its own handlers have ended.
                 parts = batch.by_lane()
                 lanes = []
                 await gather(self._end(part, session) for part in parts)
@@ -117,13 +112,13 @@ class Worker:
         finally:
             self._lanes.put_back(lanes)
 
-    async def _end(self, part: Batch, session: _Session) -> None:
+    async def _end(self, part: ClaimedBatch, session: _Session) -> None:
         try:
             await self._finish(part, session)
         finally:
             self._lanes.put_back(part.lanes)
 
-    async def _finish(self, batch: Batch, session: _Session) -> None:
+    async def _finish(self, batch: ClaimedBatch, session: _Session) -> None:
         """Publish and settle a batch; if its session is lost, claim it again.
 
         A server that crashed may have lost the batch, and a standby that took over may
@@ -138,24 +133,23 @@ class Worker:
                 pass
             batch, session = claim
 
-    async def _process(self, batch: Batch, session: _Session) -> bool:
-        """Publish and settle a batch; return whether the settlement is recorded."""
+    async def _process(self, batch: ClaimedBatch, session: _Session) -> bool:
+        """Publish and settle a batch; return whether the settlement was stored."""
         answers = await self._publish(batch) if batch.rows else []
-        settlement = decide(batch.rows, answers, self._config.retry)
-        complete(settlement, batch)
-        remember(settlement, batch)
-        is_settled = await self._settle(settlement, session)
-        if self._lanes.acked or not is_settled:
-            for row, _ in settlement.of("published"):
-                self._lanes.acked.pop(row.identity, None)
-                if self._keeps_acks and not is_settled:
-                    self._lanes.acked[row.identity] = None
-        if is_settled:
+        settlement = settle(batch, answers, self._config.retry)
+        is_stored = await self._store(settlement, session)
+        if self._lanes.acked or not is_stored:
+            for row, answer in zip(batch.rows, answers, strict=True):
+                if isinstance(answer, Acked):
+                    self._lanes.acked.pop(row.identity, None)
+                    if self._keeps_acks and not is_stored:
+                        self._lanes.acked[row.identity] = None
+        if is_stored:
             # Only now, so that their entries exist.
             self._oversized.add(row for row, _ in settlement.of("aside"))
-        return is_settled
+        return is_stored
 
-    async def _publish(self, batch: Batch) -> Sequence[Answer]:
+    async def _publish(self, batch: ClaimedBatch) -> Sequence[Answer]:
         """Publish what the broker has not acked yet; return the answers for all."""
         acked = {row.identity for row in batch.rows} & self._lanes.acked.keys()
         rows = [row for row in batch.rows if row.identity not in acked]
@@ -173,11 +167,13 @@ class Worker:
             self._breaker.open(str(lost))
             for lane in batch.lanes:
                 # The outage may be long, so reread the state of the lanes.
-                lane.needs_refresh = True
+                lane.require_refresh()
         rest = iter(answers)
         return [Acked() if row.identity in acked else next(rest) for row in batch.rows]
 
-    async def _claim(self, lanes: Sequence[Lane]) -> tuple[Batch, _Session] | None:
+    async def _claim(
+        self, lanes: Sequence[Lane]
+    ) -> tuple[ClaimedBatch, _Session] | None:
         started = time.monotonic()
         is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
@@ -202,62 +198,66 @@ class Worker:
             )
         return batch, (link, connection)
 
-    async def _settle(self, settlement: Settlement, session: _Session) -> bool:
-        """Record a settlement, if the session is still open that claimed the batch.
+    async def _store(self, settlement: Settlement, session: _Session) -> bool:
+        """Store a settlement, if the session is still open that claimed the batch.
 
         If another process has settled a lane in the meantime, it has published the
         lane's messages, too.
         """
-        if not settlement.positions:
+        began = time.monotonic()
+        if not settlement.advances:
             self._settlements.succeeded()
+            settlement.tell_lanes({}, began)
             return True
         link, connection = session
-        started = time.monotonic()
+        started = began
         try:
             async with link.use(connection):
                 began = time.monotonic()
                 try:
-                    due = await settle_batch(connection, self._lanes.reader, settlement)
+                    due = await store_settlement(
+                        connection, self._lanes.reader, settlement
+                    )
                 except psycopg.errors.UniqueViolation:
                     return False
         except DATABASE_ERRORS as error:
             await self._settlements.failed(error)
             return False
         self._settlements.succeeded()
-        for one in settlement.positions:
-            one.lane.known_at = began
-            one.lane.progress = one.after
-            if one.lane.number in due:
-                one.lane.deferrals.expect(due[one.lane.number])
+        settlement.tell_lanes(due, began)
+        self._report(settlement, time.monotonic() - started)
+        return True
+
+    def _report(self, settlement: Settlement, seconds: float) -> None:
         waiting = settlement.of("refused", "postponed")
         dead_lettered = settlement.of("dead_lettered")
+        published = settlement.published + len(settlement.of("published"))
         self._notify(
             BatchSettled(
-                published=len(settlement.of("published")),
+                published=published,
                 retried=len(waiting),
                 dead_lettered=len(dead_lettered),
-                seconds=time.monotonic() - started,
+                seconds=seconds,
             )
         )
-        for row, outcome in waiting:
+        for row, it in waiting:
             self._notify(
                 MessageRefused(
                     id=row.id,
                     topic=row.topic,
                     key=row.key,
                     attempts=row.attempts + 1,
-                    reason=outcome.reason or "",
-                    traceparent=traceparent_of(row),
+                    reason=it.reason or "",
+                    traceparent=row.traceparent,
                 )
             )
-        for row, outcome in dead_lettered:
+        for row, it in dead_lettered:
             self._notify(
                 MessageDeadLettered(
                     id=row.id,
                     topic=row.topic,
                     attempts=row.attempts + 1,
-                    reason=outcome.reason or "",
-                    traceparent=traceparent_of(row),
+                    reason=it.reason or "",
+                    traceparent=row.traceparent,
                 )
             )
-        return True

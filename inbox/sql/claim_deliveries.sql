@@ -1,6 +1,6 @@
 -- Does:  Read the next deliveries of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
 -- Takes: consumer, what leased.sql and uncovered.sql of outbox/log take; seqs and moments (of rows to skip), max_read (of each lane), max_rows, max_bytes
--- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, is_delivery (false: only the last row read of its lane), is_last (of its lane), place (among the rows read, from 1), look (in the first row; see look.sql of outbox/log). Without a row one of nulls except for look
+-- Gives: lane, seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, is_delivery (false: only the last row read of its lane), is_last (of its lane), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a row one of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CASE WHEN is_delivery THEN payload END AS payload,
        content_type, CASE WHEN is_delivery THEN headers::text END AS headers, schema_version, is_delivery, is_last, place,
@@ -9,7 +9,7 @@ SELECT lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, CAS
                                    pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
                                    coalesce(pg_catalog.pg_sequence_last_value('inbox.message_seq'::pg_catalog.regclass), -1),
                                    pg_catalog.pg_relation_filenode('inbox.message_seq'::pg_catalog.regclass)))
-        END AS look
+        END AS view
   FROM (SELECT) AS always
   LEFT JOIN (
       SELECT *

@@ -12,7 +12,6 @@ from typing import Final
 
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from outbox.log.hidden import Floors
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
@@ -39,7 +38,7 @@ class LaneBoard:
         # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
         self._claim_everywhere = True
-        self._aside: set[int] = set()
+        self._recheck: set[int] = set()
         """Idle lanes that the next claim reads."""
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -50,11 +49,8 @@ class LaneBoard:
         self._has_found = False
         self.reader = LogReader(reader)
         self.topics: Topics = ALL
-        self.entry_floors = Floors()
-        """Which entries of the log of what waits had been drawn by when."""
         self.acked: BoundedDict[Hashable, None] = BoundedDict()
         """Messages that the broker has acked, although they could not be settled."""
-        self._opened_at = 0.0
 
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
@@ -76,16 +72,17 @@ class LaneBoard:
         """
         for lane in self._known.values():
             lane.wake()
-            lane.needs_refresh = lane.needs_refresh or refresh
+            if refresh:
+                lane.require_refresh()
         self._claim_everywhere = True
         self._update_events()
 
-    def look_aside(self) -> None:
+    def recheck_idle(self) -> None:
         """Make one claim read all idle lanes again."""
         for lane in self._known.values():
             if lane.idle:
                 lane.wake()
-                self._aside.add(lane.number)
+                self._recheck.add(lane.number)
         self._update_events()
 
     def pick(self) -> Sequence[Lane]:
@@ -98,11 +95,11 @@ class LaneBoard:
         """
         waiting = self._waiting()
         everything = [lane for lanes in waiting.values() for lane in lanes]
-        aside = [lane for lane in everything if lane.number in self._aside]
-        if self._claim_everywhere or aside:
-            chosen = everything if self._claim_everywhere else aside
+        idle = [lane for lane in everything if lane.number in self._recheck]
+        if self._claim_everywhere or idle:
+            chosen = everything if self._claim_everywhere else idle
             self._claim_everywhere = False
-            self._aside.clear()
+            self._recheck.clear()
         elif waiting:
             priority = self._next_priority(waiting)
             share = math.ceil(self._active(priority) / self._concurrency)
@@ -125,9 +122,6 @@ class LaneBoard:
         The server may have crashed in between; see `LogReader.opened`.
         """
         self.reader.opened(at)
-        if at > self._opened_at:
-            self._opened_at = at
-            self.entry_floors = Floors()
         for lane in lanes:
             if 0 < lane.known_at < at:
                 lane.doubt()
@@ -162,7 +156,7 @@ class LaneBoard:
         """Make lanes available again after their batch."""
         returned = []
         for lane in lanes:
-            lane.in_flight = False
+            lane.put_back()
             if self._known.get(lane.number) in {None, lane}:
                 returned.append(lane.number)
         self._lease.leave(returned)
@@ -174,7 +168,7 @@ class LaneBoard:
 
     def count_blocked_keys(self) -> int:
         """Count the blocked keys of this relay's lanes."""
-        return sum(len(lane.deferrals.blocked) for lane in self._known.values())
+        return sum(len(lane.keys.blocked) for lane in self._known.values())
 
     def numbers(self) -> list[int]:
         """Return the numbers of this relay's lanes."""
@@ -182,14 +176,12 @@ class LaneBoard:
 
     def forget_floors(self) -> None:
         """Forget what no claim needs any more."""
-        self.reader.forget(self._known.values())
+        self.reader.claims.forget(self._known.values())
 
     def restart_log(self) -> None:
         """Read the log from its beginning, because its sequence begins again."""
-        self.entry_floors = Floors()
         for lane in self._known.values():
-            lane.deferrals.restart_log()
-            lane.needs_refresh = True
+            lane.restart_log()
 
     def ask_for_due(self) -> None:
         """Request a search for due messages, because few of those found are left."""

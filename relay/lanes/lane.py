@@ -1,19 +1,23 @@
 """What this relay knows about one lane: how far it is read, and what waits in it.
 
 How far it is read is described in `outbox/log/progress.py`. Each message passes through
-one claim. If it isn't published by then, it gets an entry in the log of what waits; see
-`relay/lanes/deferrals.py`.
+one claim. If it isn't published by then, it gets an entry in the log; see
+`relay/lanes/keys.py`.
 """
 
-from outbox.log.reader import LogLane
-from relay.lanes.deferrals import Deferrals
+from typing_extensions import override
+
+from outbox.log.lane import LogLane
+from outbox.log.progress import Progress
+from relay.lanes.keys import LaneKeys, WaitingMessage
 
 
 class Lane(LogLane):
-    """What this relay knows about one lane that it holds.
+    """What this relay knows about one lane that it holds. Only its methods change it.
 
     Attributes:
-        needs_refresh: other days, and the log of what waits, must be read.
+        keys: its blocked keys and waiting messages.
+        needs_refresh: other days, and the log, must be read.
         idle: the last claim found nothing, and nothing has woken it since.
         in_flight: a batch is on its way.
         skipped: how many messages of other topics claims have passed since the lane's
@@ -22,9 +26,9 @@ class Lane(LogLane):
     """
 
     __slots__ = (
-        "deferrals",
         "idle",
         "in_flight",
+        "keys",
         "needs_refresh",
         "skipped",
         "woken",
@@ -32,7 +36,7 @@ class Lane(LogLane):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.deferrals = Deferrals()
+        self.keys = LaneKeys()
         self.needs_refresh = True
         self.idle = False
         self.in_flight = False
@@ -43,14 +47,37 @@ class Lane(LogLane):
         """Forget everything: another process, or a crash, may have changed it."""
         self.progress = None
         self.known_at = 0.0
-        self.deferrals = Deferrals()
+        self.keys = LaneKeys()
         self.needs_refresh = True
         self.wake()
+
+    def require_refresh(self) -> None:
+        """Read other days, and the log, before the next claim."""
+        self.needs_refresh = True
+
+    def restart_log(self) -> None:
+        """Read the log from its beginning."""
+        self.keys.restart_log()
+        self.needs_refresh = True
+
+    def log_read(self, cut: int | None, assigned: int) -> None:
+        """Record that a refresh has read the log; see `LaneKeys.portion_read`."""
+        self.keys.portion_read(cut, assigned)
+        self.needs_refresh = self.keys.is_partly_read
 
     def picked(self) -> None:
         """Start a claim."""
         self.in_flight = True
         self.woken = False
+
+    def put_back(self) -> None:
+        """End what the claim has started."""
+        self.in_flight = False
+
+    def release(self, message: WaitingMessage) -> None:
+        """Make a message claimable again: its last claim had no outcome."""
+        self.keys.release(message)
+        self.wake()
 
     def wake(self) -> None:
         """Make the lane available to claims again."""
@@ -59,5 +86,14 @@ class Lane(LogLane):
 
     def found_empty(self) -> None:
         """Mark the lane as idle until it is woken, unless it was just woken."""
-        deferrals = self.deferrals
-        self.idle = not (self.woken or deferrals.has_work or deferrals.is_partly_read)
+        keys = self.keys
+        self.idle = not (self.woken or keys.has_work or keys.is_partly_read)
+
+    def skip(self, messages: int) -> None:
+        """Count messages of other topics."""
+        self.skipped += messages
+
+    @override
+    def settled(self, after: Progress, at: float) -> None:
+        super().settled(after, at)
+        self.skipped = 0

@@ -1,6 +1,6 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: what leased.sql and uncovered.sql of outbox/log take; topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and max_payload (in bytes)
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, aside: its payload is too large), look (in the first row; see look.sql of outbox/log). Without a message one row, of nulls except for look
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, aside: its payload is too large), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
@@ -22,7 +22,7 @@ SELECT lane, seq, id, created_at,
                            pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
                            coalesce(pg_catalog.pg_sequence_last_value('outbox.message_seq'::pg_catalog.regclass), -1),
                            pg_catalog.pg_relation_filenode('outbox.message_seq'::pg_catalog.regclass))
-        END AS look
+        END AS view
   FROM (SELECT) AS always
   LEFT JOIN (
       SELECT weighed.*,

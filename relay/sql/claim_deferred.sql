@@ -1,9 +1,9 @@
 -- Does:  Read messages from the log, bounded in bytes. Locks nothing.
 -- Takes: reader, ids, created_ats, lanes, seqs, runs, entries (the last known ones; same length), first and last of created_ats, max_bytes, and max_payload (in bytes)
--- Gives: position (from 1), topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, aside: its payload is too large, gone: a later entry exists, missing: the message does not exist)
+-- Gives: the columns of claim_batch.sql, in the order of ids; due_at (the first in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, aside: its payload is too large, gone: a later entry exists, missing: the message does not exist)
 -- Index: message_pkey and deferral_message_idx on each partition between first and last
 -- This resembles claim_batch.sql; see its comments.
-SELECT position,
+SELECT lane, seq, id, created_at,
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
        CASE WHEN loaded THEN key END AS key,
        CASE WHEN loaded THEN tenant END AS tenant,
@@ -13,8 +13,9 @@ SELECT position,
        schema_version,
        CASE WHEN loaded THEN due_at END AS due_at,
        CASE WHEN NOT loaded THEN
-            CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
-                 WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict
+            CASE WHEN topic IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
+                 WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict,
+       NULL AS view
   FROM (
       SELECT weighed.*,
              bytes > 0 AND is_gone IS NULL
@@ -24,13 +25,13 @@ SELECT position,
                    sum(bytes) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes_through
               FROM (
                   SELECT found.*,
-                         CASE WHEN id IS NULL OR is_gone THEN 0
+                         CASE WHEN topic IS NULL OR is_gone THEN 0
                               WHEN octet_length(payload) <= %(max_payload)s
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
                               ELSE 0 END AS bytes
                     FROM (
-                        SELECT waiting.position, m.id, m.topic, m.key, m.tenant, m.content_type,
-                               m.schema_version, m.headers, m.payload,
+                        SELECT waiting.position, waiting.lane, waiting.seq, waiting.id, waiting.created_at,
+                               m.topic, m.key, m.tenant, m.content_type, m.schema_version, m.headers, m.payload,
                                octet_length(m.topic)::bigint + octet_length(m.content_type)
                                + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                                CASE WHEN pg_column_compression(m.headers) IS NULL

@@ -1,8 +1,8 @@
 -- Does:  Find messages that are due: scheduled ones, retries and replays.
 -- Takes: reader, lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), max_rows (for each lane)
--- Gives: lane, now, due_at, seq, id, created_at, run, attempts, entry, cause, key (all null from due_at on if the lane has none)
+-- Gives: lane, seq, id, created_at, run, attempts, entry, cause, key, due_at (all null but lane if it has none), now
 -- Index: deferral_due_idx and deferral_message_idx on each partition from since on
-SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key
+SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key, due.due_at, now()
   FROM unnest(%(lanes)s::smallint[], %(moments)s::timestamptz[], %(entries)s::bigint[]) AS leased (lane, due_at, entry)
   -- Lane by lane, so that waiting rows of other lanes are not read.
   LEFT JOIN LATERAL (

@@ -1,12 +1,12 @@
 -- Does:  Find the waiting messages of blocked keys, each key in order of seq.
 -- Takes: reader, lanes, keys, seqs (above which to look; same length), since (created_at of the oldest waiting message), max_rows
--- Gives: position of the key (from 1), seq, id, created_at, run, attempts, entry, cause, is_due (null: waits only for its key)
+-- Gives: lane, seq, id, created_at, run, attempts, entry, cause, key, due_at (null: waits only for its key), now; in the order of keys
 -- Index: deferral_key_idx and deferral_message_idx on each partition from since on
-SELECT wanted.position, waiting.*
+SELECT waiting.*
   FROM unnest(%(lanes)s::smallint[], %(keys)s::text[], %(seqs)s::bigint[])
-       WITH ORDINALITY AS wanted (lane, key, seq, position)
+       AS wanted (lane, key, seq)
  CROSS JOIN LATERAL (
-     SELECT d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.due_at <= now() AS is_due
+     SELECT d.lane, d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.key, d.due_at, now()
        FROM outbox.deferral AS d
       WHERE d.reader = %(reader)s
         AND d.lane = wanted.lane

@@ -1,12 +1,9 @@
 """No message that waits is lost, or overtaken by one of its key."""
 
-from collections.abc import Container
-from uuid import UUID
-
 import pytest
 from typing_extensions import override
 
-from relay.lanes.deferrals import Deferrals, Draining, WaitingMessage
+from relay.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.waiting import Budget, WaitingModel
 
@@ -67,7 +64,7 @@ def test_every_row_is_published_in_order(model: WaitingModel) -> None:
     print(explore(model.start(), model.steps))  # noqa: T201
 
 
-class BlocksNoKey(Deferrals):
+class BlocksNoKey(LaneKeys):
     """Continues with a key although one of its messages was refused."""
 
     @override
@@ -75,7 +72,7 @@ class BlocksNoKey(Deferrals):
         pass
 
 
-class FreesAKeyWhenItsHeadIsDue(Deferrals):
+class FreesAKeyWhenItsHeadIsDue(LaneKeys):
     """Drains a key, and publishes its new messages meanwhile."""
 
     @override
@@ -84,7 +81,7 @@ class FreesAKeyWhenItsHeadIsDue(Deferrals):
         self.blocked.discard(key)
 
 
-class ForgetsClaimedMessages(Deferrals):
+class ForgetsClaimedMessages(LaneKeys):
     """Doesn't read a key again after the broker accepted only some of its messages."""
 
     @override
@@ -93,15 +90,13 @@ class ForgetsClaimedMessages(Deferrals):
             super().release(place)
 
 
-class StopsThoughTheHeadIsDue(Deferrals):
+class StopsThoughTheHeadIsDue(LaneKeys):
     """Relies on what it read, although a scan has found the key's head since."""
 
     @override
-    def claimed(
-        self, draining: Draining, left: Container[UUID], *, is_free: bool
-    ) -> None:
+    def claimed(self, number: int, claim: WaitingClaim) -> None:
         self._restarted.clear()
-        super().claimed(draining, left, is_free=is_free)
+        super().claimed(number, claim)
 
 
 REFUSED = Budget(refusals=1)

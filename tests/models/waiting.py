@@ -1,10 +1,10 @@
-"""A model of the messages of a lane that wait, over simulated tables.
+"""A model of which messages of a lane may go, over simulated tables.
 
-The lane, its bookkeeping of what waits, the outcomes of a batch and the positions that
-cover it are the real code. The model covers the tables, and the callers: claims, the
-worker, the sweep, the lease and the mover of oversized rows, in the order of
-`relay/claim.py` and `relay/worker.py`. Rows commit in order: `tests/models/log.py`
-covers late ones.
+The lane, its keys, what a claim includes, and the settlement of a batch, from its
+answers to what the lane is told, are the real code. The model covers the tables, and
+the callers: claims, the worker, the sweep, the lease and the mover of oversized rows,
+in the order of `relay/claim.py` and `relay/worker.py`. Rows commit in order:
+`tests/models/log.py` covers late ones.
 
 Every state is checked: a row that the position covers was published, or moved, or has
 an entry, and no other row has one. No row is published before one of its key that
@@ -19,15 +19,28 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from outbox.log.lane import Advance, Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored
-from outbox.log.reader import Look, Read
+from outbox.log.view import ReadView
 from outbox.retry import RetryPolicy
-from relay.claim import ASIDE, HELD, Batch, Claimed
-from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
+from relay.lanes.batch import (
+    BLOCKED,
+    OVERSIZED,
+    ClaimedBatch,
+    ClaimedMessage,
+    Disposition,
+)
+from relay.lanes.keys import (
+    Draining,
+    LaneKeys,
+    LogOfKey,
+    WaitingClaim,
+    WaitingMessage,
+)
 from relay.lanes.lane import Lane
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, _is_entered, complete, decide, remember
+from relay.settle import Settlement, settle
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -59,19 +72,21 @@ class Flight(NamedTuple):
 
     number: int
     """The number of its settlement."""
+    after: Progress
     stored: tuple[Stored, ...]
     entries: tuple[tuple[int, str], ...]
-    aside: tuple[int, ...]
+    others: tuple[tuple[ClaimedMessage, Disposition], ...]
+    is_cut: bool
+    logged: frozenset[int] | None = None
+    """The entries that it has inserted; None: it isn't stored yet."""
 
 
 class Reading(NamedTuple):
     """What a claim has read, before it is published."""
 
-    places: tuple[int, ...]
-    keys: tuple[Draining, ...]
-    due: tuple[int, ...]
-    """The due rows that it has taken or left, because their key is blocked."""
-    held: tuple[int, ...]
+    claim: WaitingClaim
+    loaded: tuple[int, ...]
+    """The waiting rows that it has taken."""
     found: tuple[int, ...]
     is_cut: bool
     waiting: frozenset[str] | None
@@ -121,7 +136,7 @@ class State(NamedTuple):
     budget: Budget
     lane: FrozenLane | None = None
     database: Database = Database()
-    look: Reading | None = None
+    reading: Reading | None = None
     flight: Flight | None = None
     late: Flight | None = None
     """The batch of a former owner."""
@@ -142,7 +157,7 @@ class WaitingModel:
 
     Args:
         script: the keys of the rows; see `Database.rows`.
-        deferrals: the class of the lane's bookkeeping of the log.
+        keys: the class of the lane's keys.
         most: the maximum number of rows in a claim.
         has_fence: a settlement is refused if another one came first.
         reads_log: a new lane's log is read before the first claim.
@@ -155,7 +170,7 @@ class WaitingModel:
 
     script: str
     budget: Budget = _NOTHING_GOES_WRONG
-    deferrals: type[Deferrals] = Deferrals
+    keys: type[LaneKeys] = LaneKeys
     most: int = 2
     has_fence: bool = True
     reads_log: bool = True
@@ -219,10 +234,11 @@ class WaitingModel:
                     ),
                 )
             if budget.losses:
+                is_stored = state.flight is None or state.flight.logged is not None
                 yield (
                     "the relay loses the lane",
                     _forget(state)._replace(
-                        late=state.flight or state.late,
+                        late=state.late if is_stored else state.flight,
                         budget=budget._replace(losses=budget.losses - 1),
                     ),
                 )
@@ -232,10 +248,15 @@ class WaitingModel:
     def relay(self, state: State) -> Iterator[tuple[str, State]]:
         if state.lane is None:
             yield "a relay takes the lane", state._replace(lane=self.take_over(state))
-        elif state.look is not None:
-            yield from self.publish(state, state.lane, state.look)
-        elif state.flight is not None:
+        elif state.reading is not None:
+            yield from self.publish(state, state.lane, state.reading)
+        elif state.flight is not None and state.flight.logged is None:
             yield "the relay settles", self.settle(state, state.flight)
+        elif state.flight is not None:
+            yield (
+                "the lane is told",
+                state._replace(lane=self.tell(state.lane, state.flight), flight=None),
+            )
         else:
             yield "the relay claims", self.claim(state, state.lane)
             swept = state.lane._replace(needs_refresh=True)
@@ -243,11 +264,11 @@ class WaitingModel:
 
     def take_over(self, state: State) -> FrozenLane:
         lane = Lane(16)
-        lane.deferrals = self.deferrals()
+        lane.keys = self.keys()
         stored = state.database.stored
         position = Position() if stored is None else stored.position
         lane.progress = Progress.take_over(
-            {DAY: position}, [] if stored is None else [stored], *_look(0), {DAY: 1}
+            {DAY: position}, [] if stored is None else [stored], *_view(0)[:2], {DAY: 1}
         )
         return _freeze(lane)
 
@@ -260,158 +281,163 @@ class WaitingModel:
             if self.doubts and number != frozen.number:
                 frozen = self.take_over(state)
         lane = self.thaw(frozen)
-        deferrals = lane.deferrals
+        keys = lane.keys
         if lane.needs_refresh and self.reads_log:
-            self.read_portion(database, deferrals)
-        lane.needs_refresh = deferrals.is_partly_read
-        places: list[WaitingMessage] = []
-        keys: list[Draining] = []
-        half, open_entries = -(-self.most // 2), _open(database)
-        deferrals.begin_claim()
-        if deferrals.has_work:
-            share = -(-half // 2) if deferrals.draining else half
-            places = deferrals.next_due(share)
-            keys = self.read_keys(database, deferrals, half - len(places))
+            lane.log_read(*self.read_portion(database, keys))
+        else:
+            lane.needs_refresh = keys.is_partly_read
+        open_entries = _open(database)
         waiting = None
-        if deferrals.is_partly_read and self.asks_for_keys:
+        if keys.is_partly_read and self.asks_for_keys:
             waiting = frozenset(
                 database.rows[seq - 1]
                 for seq, entry in open_entries.items()
                 if entry.cause in _BLOCKING and _key(database, seq) is not None
             )
-        held = tuple(
-            place.seq
-            for place in places
-            if place.key is not None and deferrals.is_blocked(place.key)
-        )
-        taken = [
-            place.seq
-            for place in places
-            if place.seq not in held
+        claim = self.claim_waiting(database, keys)
+        loaded = tuple(
+            message.seq
+            for message in claim.messages
             # Otherwise a later entry exists.
-            and place.seq in open_entries
-            and open_entries[place.seq].number == place.entry
-        ]
-        taken += [place.seq for key in keys for place in key.places]
+            if message.seq in open_entries
+            and open_entries[message.seq].number == message.entry
+        )
         assert lane.progress is not None
         above = lane.progress.days[0][1].up_to
         new = range(above + 1 if above > 0 else 1, len(database.rows) + 1)
-        most = max(self.most - len(taken), 1)
-        reading = Reading(
-            tuple(sorted(taken)),
-            tuple(keys),
-            tuple(place.seq for place in places),
-            held,
-            tuple(new[:most]),
-            len(new) > most,
-            waiting,
-        )
-        is_empty = not (keys or places or new)
+        most = max(self.most - len(loaded), 1)
+        reading = Reading(claim, loaded, tuple(new[:most]), len(new) > most, waiting)
+        is_empty = not (claim.keys or claim.due or new)
         return state._replace(
-            lane=_freeze(lane, frozen.scanned), look=None if is_empty else reading
+            lane=_freeze(lane, frozen.scanned), reading=None if is_empty else reading
         )
 
-    def read_portion(self, database: Database, deferrals: Deferrals) -> None:
+    def claim_waiting(self, database: Database, keys: LaneKeys) -> WaitingClaim:
+        """Do what `_claim_waiting` does."""
+        half = -(-self.most // 2)
+        keys.begin_claim()
+        if not keys.has_work:
+            return WaitingClaim()
+        due = keys.next_due(-(-half // 2) if keys.draining else half)
+        draining = self.read_keys(database, keys, half - len(due))
+        blocked = {(16, it.key) for it in due if it.key and keys.is_blocked(it.key)}
+        claim = WaitingClaim.of([16], due, draining, blocked)
+        return replace(
+            claim.cut(len(claim.messages)),
+            due=tuple(claim.due),
+            keys=tuple(claim.keys),
+            messages=tuple(claim.messages),
+            held=tuple(claim.held),
+        )
+
+    def read_portion(
+        self, database: Database, keys: LaneKeys
+    ) -> tuple[int | None, int]:
         """Do what `_read_deferrals` does."""
-        above = deferrals.read_up_to
+        above = keys.read_up_to
         last = max((entry.number for entry in database.entries), default=0)
         numbers = [e.number for e in database.entries if e.number > above]
         cut = None
         if self.portion is not None and len(numbers) >= self.portion:
             cut = numbers[self.portion - 1]
         for log in _read_log(database, above, last if cut is None else cut):
-            deferrals.read(log)
+            keys.read(log)
         # Entries are numbered in the order of the commits here.
-        deferrals.portion_read(cut, last)
+        return cut, last
 
     def read_keys(
-        self, database: Database, deferrals: Deferrals, most: int
+        self, database: Database, keys: LaneKeys, most: int
     ) -> list[Draining]:
         """Do what `_find_next_of_keys` does."""
-        keys = []
-        for key, above in list(deferrals.draining.items())[:most]:
+        read = []
+        for key, above in list(keys.draining.items())[:most]:
             waiting = [
-                (_place(database, entry), _is_due(entry))
+                _waiting(database, entry)
                 for entry in _open(database).values()
                 if _key(database, entry.seq) == key
                 and entry.cause in _BLOCKING
                 and entry.seq > above
             ]
             is_cut = len(waiting) >= most and self.reads_to_the_end
-            read = Draining.read(key, waiting[:most], is_cut=is_cut)
-            keys.append(replace(read, places=tuple(read.places)))
+            draining = Draining.read(16, key, waiting[:most], is_cut=is_cut)
+            read.append(replace(draining, next=tuple(draining.next)))
             most -= len(waiting)
             if most <= 0:
                 break
-        return keys
+        return read
 
     def publish(
-        self, state: State, frozen: FrozenLane, look: Reading
+        self, state: State, frozen: FrozenLane, reading: Reading
     ) -> Iterator[tuple[str, State]]:
         database, budget = state.database, state.budget
         lane = self.thaw(frozen)
-        deferrals = lane.deferrals
-        drained = {key.key for key in look.keys if key.end is KeyEnd.NOTHING}
-        batch = Batch([lane])
+        batch = ClaimedBatch([lane])
         entries = _open(database)
-        for seq in look.places:
+        for seq in reading.loaded:
             row = _claimed(database, seq, entries.get(seq))
             if database.rows[seq - 1] == "O":
-                batch.others.append((row, ASIDE))
+                batch.withheld.append((row, OVERSIZED))
             else:
                 batch.rows.append(row)
-        for seq in look.held:
-            batch.others.append((_claimed(database, seq, entries.get(seq)), HELD))
-        for seq in look.found:
+        for message in reading.claim.held:
+            row = _claimed(database, message.seq, entries.get(message.seq))
+            batch.withheld.append((row, BLOCKED))
+        for seq in reading.found:
             row = _claimed(database, seq)
             if database.rows[seq - 1] == "O":
-                batch.others.append((row, ASIDE))
-            elif row.key is not None and self.blocks(look, deferrals, row.key, drained):
-                batch.others.append((row, HELD))
+                batch.withheld.append((row, OVERSIZED))
+            elif row.key is not None and self.blocks(reading, lane.keys, row.key):
+                batch.withheld.append((row, BLOCKED))
             else:
                 batch.rows.append(row)
-        deferrals.took(UUID(int=seq) for seq in look.due)
-        for key in look.keys:
-            deferrals.claimed(key, (), is_free=key.key in drained)
-        if look.found:
-            batch.reads[16] = Read(
-                max(look.found),
-                _look(len(database.rows)),
-                look.is_cut,
+        lane.keys.claimed(16, reading.claim)
+        if reading.found:
+            batch.extents[16] = Extent(
+                max(reading.found),
+                _view(len(database.rows)),
+                reading.is_cut,
             )
-        claimed = _freeze(lane, frozen.scanned)
         for name, answers, spent in self.answers(batch.rows, budget):
-            lane = self.thaw(claimed)
-            batch.lanes = [lane]
             done = self.accept(state, batch.rows, answers)
-            settlement = decide(batch.rows, answers, _RETRY)
-            complete(settlement, batch)
-            remember(settlement, batch)
-            lane.needs_refresh |= name.startswith("the broker goes away")
-            done = done._replace(
-                lane=_freeze(lane, frozen.scanned), look=None, budget=spent
-            )
-            if settlement.positions:
-                done = done._replace(flight=_written(settlement))
+            settlement = settle(batch, answers, _RETRY)
+            after = _freeze(lane, frozen.scanned)
+            if name.startswith("the broker goes away"):
+                after = after._replace(needs_refresh=True)
+            flight = _written(settlement)
+            if settlement.advances:
+                done = done._replace(flight=flight)
             else:
-                aside = {row.seq for row, _ in settlement.of("aside")}
-                done = done._replace(moving=done.moving | aside)
-            yield f"{[row.seq for row in batch.rows]}: {name}", done
+                after = self.tell(after, flight)
+                oversized = {row.seq for row, _ in settlement.of("aside")}
+                done = done._replace(moving=done.moving | oversized)
+            yield (
+                f"{[row.seq for row in batch.rows]}: {name}",
+                done._replace(lane=after, reading=None, budget=spent),
+            )
 
-    def blocks(
-        self, look: Reading, deferrals: Deferrals, key: str, drained: set[str]
-    ) -> bool:
+    def blocks(self, reading: Reading, keys: LaneKeys, key: str) -> bool:
         """Do what `_find_blocked` does."""
-        if key in drained:
+        if (16, key) in reading.claim.drained:
             return False
-        if look.waiting is None:
-            return deferrals.is_blocked(key)
-        if key in look.waiting:
-            deferrals.found_waiting(key)
-        return key in look.waiting
+        if reading.waiting is None:
+            return keys.is_blocked(key)
+        if key in reading.waiting:
+            keys.found_waiting(key)
+        return key in reading.waiting
+
+    def tell(self, frozen: FrozenLane, flight: Flight) -> FrozenLane:
+        """Tell the lane about a settlement; scans find its entries again."""
+        lane = self.thaw(frozen)
+        logged = flight.logged or frozenset()
+        advances = [Advance(lane, flight.after, (), {}, {})] if flight.stored else []
+        cut = frozenset([16]) if flight.is_cut else frozenset[int]()
+        Settlement([lane], 0, flight.others, advances, cut).tell_lanes(
+            {16: NOW} if logged else {}, 1.0
+        )
+        return _freeze(lane, frozen.scanned - logged)
 
     def answers(
-        self, rows: Sequence[Claimed], budget: Budget
+        self, rows: Sequence[ClaimedMessage], budget: Budget
     ) -> Iterator[tuple[str, list[Any], Budget]]:
         """Yield what the broker may answer: nothing behind a row of the same key."""
         yield "all are accepted", [Acked()] * len(rows), budget
@@ -443,7 +469,7 @@ class WaitingModel:
                 )
 
     def accept(
-        self, state: State, rows: Sequence[Claimed], answers: Sequence[Any]
+        self, state: State, rows: Sequence[ClaimedMessage], answers: Sequence[Any]
     ) -> State:
         sent = state.sent
         for row, answer in zip(rows, answers, strict=True):
@@ -472,16 +498,15 @@ class WaitingModel:
         if is_refused or (self.doubts and number < flight.number - 1):
             # It forgets what it remembers.
             return after if late else after._replace(lane=self.take_over(state))
-        if not late and after.lane is not None:
-            lane = after.lane._replace(
-                number=flight.number, position=flight.stored[-1].position
-            )
-            after = after._replace(lane=lane)
         entries = [entry for entry in flight.entries if entry[1] in self.logs]
         new = _log(database, entries)._replace(stored=flight.stored[-1])
+        if not late:
+            logged = {entry.number for entry in new.entries[len(database.entries) :]}
+            after = state._replace(flight=flight._replace(logged=frozenset(logged)))
+        oversized = {row.seq for row, it in flight.others if it.cause == "aside"}
         return after._replace(
             database=new,
-            moving=after.moving | {*flight.aside},
+            moving=after.moving | oversized,
             unflushed=database if state.budget.crashes else None,
         )
 
@@ -493,7 +518,7 @@ class WaitingModel:
             if _is_due(entry) and entry.number not in frozen.scanned
         ]
         for entry in due:
-            lane.deferrals.release(_place(state.database, entry))
+            lane.keys.release(_waiting(state.database, entry))
         scanned = frozen.scanned.union(entry.number for entry in due)
         return state._replace(lane=_freeze(lane, scanned))
 
@@ -509,17 +534,17 @@ class WaitingModel:
 
     def thaw(self, frozen: FrozenLane) -> Lane:
         lane = Lane(16)
-        deferrals = lane.deferrals = self.deferrals()
+        keys = lane.keys = self.keys()
         lane.progress = Progress(
-            ((DAY, frozen.position),), frozen.number, frozenset([DAY]), *_look(0)
+            ((DAY, frozen.position),), frozen.number, frozenset([DAY]), *_view(0)[:2]
         )
-        deferrals.floor = frozen.log_floor
-        deferrals.blocked = set(frozen.blocked)
-        deferrals.draining = dict(frozen.draining)
-        deferrals.due = {place.id: place for place in sorted(frozen.due)}
-        deferrals._restarted = set(frozen.restarted)
-        deferrals._reading = frozen.reading
-        deferrals._found = set(frozen.found)
+        keys.floor = frozen.log_floor
+        keys.blocked = set(frozen.blocked)
+        keys.draining = dict(frozen.draining)
+        keys.due = {place.id: place for place in sorted(frozen.due)}
+        keys._restarted = set(frozen.restarted)
+        keys._reading = frozen.reading
+        keys._found = set(frozen.found)
         lane.needs_refresh = frozen.needs_refresh
         return lane
 
@@ -542,32 +567,35 @@ class WaitingModel:
                 raise BrokenPromiseError(f"row {seq} is never published")
 
 
-def _look(rows: int) -> Look:
-    """Return the look of a claim that saw so many rows, each of its own transaction."""
-    return Look(Snapshot(rows + 1, rows + 1), rows + 1)
+def _view(rows: int) -> ReadView:
+    """Return the view of a claim that saw so many rows, each of its own transaction."""
+    return ReadView(Snapshot(rows + 1, rows + 1), rows + 1, rows, 1)
 
 
 def _written(settlement: Settlement) -> Flight:
-    """Return what a settlement inserts."""
-    entries = [
-        (row.seq, outcome.cause)
-        for row, outcome in settlement.outcomes
-        if _is_entered(row, outcome)
-    ]
-    entries += [
-        (row.seq, "settled") for row, _ in settlement.of("published") if row.place
-    ]
-    (settled,) = settlement.positions
-    return Flight(
-        settled.after.number,
-        tuple(settled.rows),
-        tuple(sorted(entries)),
-        tuple(row.seq for row, _ in settlement.of("aside")),
-    )
+    """Return what a settlement inserts, and what the lane is told."""
+    entries = [(row.seq, it.cause) for row, it in settlement.entries]
+    entries += [(row.seq, "settled") for row, _ in settlement.of("published")]
+    # Delays are random.
+    others = tuple((row, it._replace(delay=None)) for row, it in settlement.others)
+    is_cut = bool(settlement.cut)
+    for advance in settlement.advances:
+        stored = tuple(advance.rows)
+        return Flight(
+            advance.after.number,
+            advance.after,
+            stored,
+            tuple(sorted(entries)),
+            others,
+            is_cut,
+        )
+    (lane,) = settlement.lanes
+    assert lane.progress is not None
+    return Flight(0, lane.progress, (), (), others, is_cut)
 
 
 def _forget(state: State) -> State:
-    return state._replace(lane=None, look=None, flight=None, may_repeat=True)
+    return state._replace(lane=None, reading=None, flight=None, may_repeat=True)
 
 
 def _open(database: Database) -> dict[int, Entry]:
@@ -600,17 +628,29 @@ def _is_due(entry: Entry) -> bool | None:
     return entry.is_due or entry.cause in {"unknown", "aside"}
 
 
-def _place(database: Database, entry: Entry) -> WaitingMessage:
-    seq, key = entry.seq, _key(database, entry.seq)
+def _waiting(database: Database, entry: Entry) -> WaitingMessage:
+    is_due = _is_due(entry)
     return WaitingMessage(
-        16, seq, UUID(int=seq), NOW, 0, 0, entry.number, entry.cause, key
+        16,
+        entry.seq,
+        UUID(int=entry.seq),
+        NOW,
+        0,
+        0,
+        entry.number,
+        entry.cause,
+        _key(database, entry.seq),
+        due_at=None if is_due is None else NOW if is_due else DAY.ends_at,
+        now=NOW,
     )
 
 
-def _claimed(database: Database, seq: int, entry: Entry | None = None) -> Claimed:
-    place = None if entry is None else _place(database, entry)
+def _claimed(
+    database: Database, seq: int, entry: Entry | None = None
+) -> ClaimedMessage:
+    waiting = None if entry is None else _waiting(database, entry)
     key = _key(database, seq)
-    return Claimed(16, seq, UUID(int=seq), NOW, 0, key, "", None, None, place)
+    return ClaimedMessage(16, seq, UUID(int=seq), NOW, 0, key, "", None, None, waiting)
 
 
 def _read_log(database: Database, above: int, up_to: int) -> Iterator[LogOfKey]:
@@ -633,18 +673,18 @@ def _read_log(database: Database, above: int, up_to: int) -> Iterator[LogOfKey]:
 
 
 def _freeze(lane: Lane, scanned: frozenset[int] = frozenset()) -> FrozenLane:
-    deferrals, progress = lane.deferrals, lane.progress
+    keys, progress = lane.keys, lane.progress
     assert progress is not None
     return FrozenLane(
         number=progress.number,
         position=progress.days[0][1],
-        log_floor=deferrals.floor,
-        blocked=frozenset(deferrals.blocked),
-        draining=tuple(deferrals.draining.items()),
-        due=frozenset(deferrals.due.values()),
-        restarted=frozenset(deferrals._restarted),
-        reading=deferrals._reading,
-        found=frozenset(deferrals._found),
+        log_floor=keys.floor,
+        blocked=frozenset(keys.blocked),
+        draining=tuple(keys.draining.items()),
+        due=frozenset(keys.due.values()),
+        restarted=frozenset(keys._restarted),
+        reading=keys._reading,
+        found=frozenset(keys._found),
         needs_refresh=lane.needs_refresh,
         scanned=scanned,
     )

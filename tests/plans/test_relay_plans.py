@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox.log.position import Snapshot
-from outbox.log.reader import _xids
+from outbox.log.takeover import xids_of
 from outbox.testing.postgres import PostgresServer
 from relay.reader import ALL
 from tests.fixtures.postgres import Template, new_database
@@ -314,7 +314,7 @@ def late(url: str, oldest: datetime, newest: datetime) -> dict[str, Any]:
         "base": -1,
         "oldest": oldest,
         "newest": newest,
-        **_xids([Snapshot.parse(snapshot)]),
+        **xids_of([Snapshot.parse(snapshot)]),
     }
 
 

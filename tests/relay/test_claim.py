@@ -9,8 +9,9 @@ import relay.claim
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.postgres.connection import Connection, connect, conninfo
 from pillarbox import Message, uuid7
-from relay.claim import Batch, claim_batch
+from relay.claim import claim_batch
 from relay.config import RelayConfig
+from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
@@ -31,14 +32,14 @@ async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(database_url, Message("head", b"", key="k"), Message("next", b"", key="k"))
-    original = getattr(relay.claim, moment)
+    original = getattr(relay.claim._Claim, moment)
 
     async def interrupted(*arguments: object) -> object:
         result = await original(*arguments)
         defer(database_url, "head")
         return result
 
-    monkeypatch.setattr(relay.claim, moment, interrupted)
+    monkeypatch.setattr(relay.claim._Claim, moment, interrupted)
     async with await connect(database_url, application_name="test") as connection:
         batch = await claim(connection, board_of_all_lanes())
 
@@ -66,7 +67,7 @@ async def test_a_relay_that_takes_over_starts_at_the_position(
     # A day that began in the meantime is read from its beginning.
     has_begun = execute(database_url, TODAY) != began
     assert {*starts} == {21} or (has_begun and starts == [21, -1])
-    assert lane.deferrals.blocked == {"same"}
+    assert lane.keys.blocked == {"same"}
 
 
 @pytest.mark.parametrize("beside_a_new_lane", [False, True])
@@ -134,7 +135,7 @@ async def test_a_transaction_with_many_savepoints_does_not_make_claims_longer(
         async with await connect(database_url, application_name="test") as connection:
             lanes = board.pick()
             await claim_batch(connection, board, lanes, RelayConfig())
-            parameters = board.reader.prepare(lanes).parameters
+            parameters = board.reader.claims.plan(lanes).parameters
             assert len(parameters["hidden"]) < 100
             board.put_back(lanes)
             writer.execute(INSERT, (uuid7(), datetime.now(UTC)))
@@ -185,7 +186,7 @@ def board_of_all_lanes() -> LaneBoard:
     return board
 
 
-async def claim(connection: Connection, board: LaneBoard) -> Batch:
+async def claim(connection: Connection, board: LaneBoard) -> ClaimedBatch:
     lanes = board.pick()
     batch = await claim_batch(connection, board, lanes, RelayConfig())
     board.put_back(lanes)

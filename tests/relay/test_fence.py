@@ -23,7 +23,7 @@ from relay.events import (
 )
 from relay.oversized import OversizedRows
 from relay.publisher import Acked, Nacked
-from relay.settle import settle_batch
+from relay.settle import store_settlement
 from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -73,12 +73,12 @@ async def test_a_connection_lost_during_a_settlement_repeats_nothing(
         fails = next(failures, False)
         if fails and not has_committed:
             raise psycopg.OperationalError("the connection was cut")
-        due = await settle_batch(connection, *arguments, **options)  # type: ignore[arg-type]
+        due = await store_settlement(connection, *arguments, **options)  # type: ignore[arg-type]
         if fails:
             raise psycopg.OperationalError("the connection was cut")
         return due
 
-    monkeypatch.setattr(relay.worker, "settle_batch", cut)
+    monkeypatch.setattr(relay.worker, "store_settlement", cut)
     insert(database_url, *(Message(f"k/{n}", b"", key="k") for n in range(3)))
     publisher = ScriptedPublisher()
     async with running(database_url, publisher):
@@ -286,9 +286,9 @@ async def test_the_outage_of_a_settlement_ends_whatever_is_left_to_settle(
         if next(cuts, False):
             execute(database_url, meanwhile)
             raise psycopg.OperationalError("the connection was cut")
-        return await settle_batch(connection, *arguments, **options)  # type: ignore[arg-type]
+        return await store_settlement(connection, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(relay.worker, "settle_batch", overtaken)
+    monkeypatch.setattr(relay.worker, "store_settlement", overtaken)
     async with running(database_url, ScriptedPublisher()) as running_relay:
         insert(database_url, Message("first", b"", key="k"))
         await running_relay.events.wait_for(BatchSettled)

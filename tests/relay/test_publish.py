@@ -11,9 +11,9 @@ from outbox.errors import BrokerUnavailableError
 from outbox.events import Event
 from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
-from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished
+from relay.lanes.batch import ClaimedMessage
 from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.claimed import claimed
@@ -34,7 +34,7 @@ class PublishHarness:
         self.leases = iter([True] * 100)
 
     async def publish(
-        self, *rows: Claimed
+        self, *rows: ClaimedMessage
     ) -> tuple[list[Answer], BrokerUnavailableError | None]:
         return await publish_batch(
             rows,

@@ -11,7 +11,7 @@ from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import DatabaseLost, LeaseLost, LeaseTaken
-from relay.settle import OUTCOMES
+from relay.settle import WRITES
 from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.passwords import set_password
 from tests.fixtures.proxy import Proxy
@@ -91,7 +91,7 @@ async def test_a_relay_publishes_nothing_without_the_right_to_record_it(
 ) -> None:
     url = migrated_server.url
     publisher = ScriptedPublisher()
-    for table in OUTCOMES:
+    for table in WRITES:
         async with running(relays_url(url), publisher) as relay:
             await relay.events.wait_for(LeaseTaken)
             await asyncio.to_thread(wait_for, "none left", lambda: not unsettled(url))
@@ -108,7 +108,7 @@ async def test_a_relay_publishes_nothing_without_the_right_to_record_it(
                 pass
         assert len(publisher.calls) == calls
         execute(url, f"GRANT INSERT ON {table} TO pillarbox_relay")
-    assert len(publisher.calls) == len(OUTCOMES) - 1
+    assert len(publisher.calls) == len(WRITES) - 1
 
 
 async def test_a_relay_publishes_nothing_from_a_standby_behind_the_same_address(

@@ -4,15 +4,23 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from outbox.log.lane import Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.reader import Look, Read
+from outbox.log.view import ReadView
 from outbox.retry import RetryPolicy
-from relay.claim import HELD, PUBLISHED, UNTOUCHED, Batch, Claimed, Outcome
+from relay.lanes.batch import (
+    BLOCKED,
+    PUBLISHED,
+    UNTOUCHED,
+    ClaimedBatch,
+    ClaimedMessage,
+    Disposition,
+)
 from relay.lanes.lane import Lane
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import complete, decide
+from relay.settle import decide, settle
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
@@ -28,11 +36,11 @@ WITHOUT, WITHOUT_TOO = claimed("e"), claimed("f")
 LAST_BUT_ONE = claimed("g", "k", attempts=1)
 SPENT, SPENT_TOO = claimed("h", "k", attempts=2), claimed("i", "k", attempts=2)
 
-RETRIED = Outcome("refused", "no", 1.0, charge=1)
+RETRIED = Disposition("refused", "no", 1.0, charge=1)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "outcomes"),
+    ("pairs", "dispositions"),
     [
         pytest.param(
             [(FIRST, ACKED), (WITHOUT, ACKED)],
@@ -44,7 +52,7 @@ RETRIED = Outcome("refused", "no", 1.0, charge=1)
         ),
         pytest.param(
             [(FIRST, REFUSED), (SECOND_OF_KEY, REFUSED), (THIRD, None)],
-            [RETRIED, HELD, HELD],
+            [RETRIED, BLOCKED, BLOCKED],
             id="only the first refused message of a key is charged",
         ),
         pytest.param(
@@ -64,17 +72,17 @@ RETRIED = Outcome("refused", "no", 1.0, charge=1)
         ),
         pytest.param(
             [(SPENT, REFUSED), (FIRST, REFUSED)],
-            [Outcome("dead_lettered", "no"), UNTOUCHED],
+            [Disposition("dead_lettered", "no"), UNTOUCHED],
             id="the last refusal dead-letters a message and charges none behind it",
         ),
         pytest.param(
             [(FIRST, REFUSED), (SECOND_OF_KEY, FORBIDDEN)],
-            [RETRIED, Outcome("dead_lettered", "never")],
+            [RETRIED, Disposition("dead_lettered", "never")],
             id="a permanent refusal counts at once, even behind a waiting head",
         ),
         pytest.param(
             [(FIRST, REFUSED), (SPENT, REFUSED)],
-            [RETRIED, HELD],
+            [RETRIED, BLOCKED],
             id="a spent message behind a waiting head is not charged",
         ),
         pytest.param(
@@ -84,46 +92,50 @@ RETRIED = Outcome("refused", "no", 1.0, charge=1)
         ),
         pytest.param(
             [(FIRST, None), (SECOND_OF_KEY, REFUSED), (THIRD, None)],
-            [UNTOUCHED, RETRIED, HELD],
+            [UNTOUCHED, RETRIED, BLOCKED],
             id="a message without an answer waits behind a refused one",
         ),
         pytest.param(
             [(SPENT, LATER), (LAST_BUT_ONE, REFUSED), (SPENT_TOO, LATER)],
-            [Outcome("postponed", "later", 7.0), HELD, HELD],
+            [Disposition("postponed", "later", 7.0), BLOCKED, BLOCKED],
             id="a postponed message and those behind it wait without charge",
         ),
         pytest.param(
             [(SPENT, FAILED), (LAST_BUT_ONE, REFUSED)],
-            [Outcome("refused", "failed", 7.0, charge=1), HELD],
+            [Disposition("refused", "failed", 7.0, charge=1), BLOCKED],
             id="an attempt that others retry is charged and never the last",
         ),
         pytest.param(
             [(FIRST, NOW)],
-            [Outcome("postponed", "now", 1.0)],
+            [Disposition("postponed", "now", 1.0)],
             id="nothing is postponed for less than the first delay",
         ),
     ],
 )
-def test_outcomes_follow_from_the_answers(
-    pairs: list[tuple[Claimed, Answer]], outcomes: list[Outcome]
+def test_dispositions_follow_from_the_answers(
+    pairs: list[tuple[ClaimedMessage, Answer]], dispositions: list[Disposition]
 ) -> None:
     rows, answers = zip(*pairs, strict=True)
 
-    settlement = decide(rows, answers, POLICY)
-
-    assert settlement.outcomes == list(zip(rows, outcomes, strict=True))
+    assert decide(rows, answers, POLICY) == list(zip(rows, dispositions, strict=True))
 
 
 def test_rows_behind_the_last_answer_are_left_for_the_next_claim() -> None:
-    lane, nothing = Lane(16), Look(Snapshot(1, 1), 1)
+    lane, nothing = Lane(16), ReadView(Snapshot(1, 1), 1, 0, 1)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     day = Day(today - timedelta(days=1), today + timedelta(days=2))
-    lane.progress = Progress.take_over({day: Position()}, [], *nothing, {})
+    before = Progress.take_over({day: Position()}, [], *nothing[:2], {})
+    lane.continue_with(before)
     rows = [claimed("a", "k"), claimed("b", "j", seq=2), claimed("c", "k", seq=3)]
-    settlement = decide(rows, [REFUSED, None, None], POLICY)
+    batch = ClaimedBatch([lane], rows, extents={16: Extent(3, nothing, False)})
 
-    complete(settlement, Batch([lane], rows, reads={16: Read(3, nothing, False)}))
+    settlement = settle(batch, [REFUSED, None, None], POLICY)
 
-    assert settlement.outcomes == [(rows[0], RETRIED)]
-    (settled,) = settlement.positions
-    assert [row.position.up_to for row in settled.rows] == [1]
+    assert settlement.others == [(rows[0], RETRIED)]
+    (advance,) = settlement.advances
+    assert [row.position.up_to for row in advance.rows] == [1]
+    assert (lane.progress, lane.keys.blocked) == (before, set()), "nothing is stored"
+
+    settlement.tell_lanes({}, 1.0)
+
+    assert (lane.progress, lane.keys.blocked) == (advance.after, {"k"})

@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-import outbox.log.reader
+import outbox.log.claims
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.connection import Connection, Link, conninfo
 from pillarbox import Message
 from relay.config import RelayConfig
 from relay.events import BatchSettled
 from relay.lanes.board import LaneBoard
-from relay.lanes.deferrals import LONG_AGO
+from relay.lanes.keys import LONG_AGO
 from relay.sweep import _find_due, sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
@@ -42,7 +42,7 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
     board.take(numbers)
     lanes = [lane for number in numbers if (lane := board.find(number))]
     for lane in lanes:
-        lane.deferrals.note_created(LONG_AGO)
+        lane.keys.note_created(LONG_AGO)
     link = Link(database_url, application_name="test")
     found: set[object] = set()
 
@@ -54,9 +54,10 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
             await board.work()
             picked = board.pick()
             for lane in lanes:
-                assert len(lane.deferrals.due) <= 30
-                found |= set(lane.deferrals.due)
-                lane.deferrals.took(list(lane.deferrals.due))
+                assert len(lane.keys.due) <= 30
+                found |= set(lane.keys.due)
+                for id in list(lane.keys.due):
+                    del lane.keys.due[id]
             for lane in picked:
                 lane.found_empty()
             board.put_back(picked)
@@ -75,8 +76,8 @@ async def test_a_search_for_due_messages_says_nothing_of_a_lane_taken_over_meanw
     (lane,) = board.pick()
 
     def know_of_a_message() -> None:
-        lane.deferrals.note_created(LONG_AGO)
-        lane.deferrals.expect(datetime.now(UTC))
+        lane.keys.note_created(LONG_AGO)
+        lane.keys.expect(datetime.now(UTC))
 
     class TakenOver(Link):
         @asynccontextmanager
@@ -94,7 +95,7 @@ async def test_a_search_for_due_messages_says_nothing_of_a_lane_taken_over_meanw
     await _find_due(link, board, 30)
     await link.close()
 
-    assert lane.deferrals.due_up_to == (LONG_AGO, -1)
+    assert lane.keys.due_up_to == (LONG_AGO, -1)
 
 
 @pytest.mark.week
@@ -173,7 +174,7 @@ async def test_a_row_inserted_by_hand_below_the_position_is_found(
 async def test_a_late_row_far_below_the_position_is_found_before_later_ones_of_its_key(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.log.reader, "_FAR", 10)
+    monkeypatch.setattr(outbox.log.claims, "FAR", 10)
     publisher = ScriptedPublisher()
     with psycopg.connect(conninfo(database_url)) as slow:
         async with running(

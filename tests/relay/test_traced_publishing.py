@@ -11,9 +11,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
 from relay.adaptive_batch import BatchLimit
-from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import MessageDeadLettered
+from relay.lanes.batch import ClaimedMessage
 from relay.publish import publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
@@ -41,7 +41,7 @@ async def publish(
     """Publish as the relay does; return the messages passed to the publisher."""
     publisher = publisher or ScriptedPublisher()
     rows = [
-        Claimed(0, n, m.id, None, 0, m.key, m.topic, m, None)  # type: ignore[arg-type]
+        ClaimedMessage(0, n, m.id, None, 0, m.key, m.topic, m, None)  # type: ignore[arg-type]
         for n, m in enumerate(messages)
     ]
     await publish_batch(

@@ -20,7 +20,7 @@ from relay.events import (
     MessageRefused,
 )
 from relay.publisher import Acked, Nacked
-from relay.settle import complete, decide, settle_batch
+from relay.settle import settle, store_settlement
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -76,9 +76,8 @@ async def test_a_settlement_after_another_relay_has_settled_is_refused_as_a_whol
         board, other = board_of_all_lanes(), RelayConfig()
         async with await connect(database_url, application_name="test") as connection:
             batch = await claim_batch(connection, board, board.pick(), other)
-            settlement = decide(batch.rows, [Acked()] * 4, other.retry)
-            complete(settlement, batch)
-            await settle_batch(connection, board.reader, settlement)
+            settlement = settle(batch, [Acked()] * 4, other.retry)
+            await store_settlement(connection, board.reader, settlement)
         publisher.open.set()
         insert(database_url, Message("a/3", b"", key="a"))
         await publisher.until_acked(1)

@@ -29,8 +29,8 @@ from typing_extensions import override
 
 from inbox.poison.history import Takeover
 from inbox.sources.postgres.ready import Ready
+from outbox.log.lane import Extent, LogLane
 from outbox.log.progress import Progress
-from outbox.log.reader import LogLane, Read
 from outbox.log.window import MOST_AGAIN, Place, Window
 from outbox.message import Message
 
@@ -138,7 +138,7 @@ class DeliveryLane(LogLane):
             self.window.read = progress
 
     @override
-    def taken_over(self, progress: Progress) -> None:
+    def continue_with(self, progress: Progress) -> None:
         if self.window is None or self.window.stored.number != progress.number:
             self.window = Window(progress)
         else:
@@ -277,7 +277,7 @@ class DeliveryLanes:
         return [self._lanes[number] for number in ours[start:] + ours[:start]]
 
     def claimed(
-        self, lane: DeliveryLane, rows: Sequence[ClaimedDelivery], read: Read
+        self, lane: DeliveryLane, rows: Sequence[ClaimedDelivery], read: Extent
     ) -> None:
         """Hold the rows claimed from a lane, in this order."""
         if self._lanes.get(lane.number) is not lane or lane.window is None:
@@ -293,7 +293,10 @@ class DeliveryLanes:
         if lane.window.read.as_of is None:
             lane.ahead -= passed
         places = [*(row.place for row in rows), *passed_by]
-        lane.window.claimed(places, read.up_to, *read.look, is_cut=read.is_cut)
+        view = read.view
+        lane.window.claimed(
+            places, read.up_to, view.snapshot, view.next_xid, is_cut=read.is_cut
+        )
         lane.has_moved = lane.has_moved or read.up_to >= 0
         for row in rows:
             self._put(lane, row)

@@ -10,7 +10,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import psycopg
@@ -35,16 +35,11 @@ from outbox.errors import (
     message_of,
 )
 from outbox.limits import MAX_WAIT
+from outbox.log.lane import Advance, Extent
 from outbox.log.position import Position, Snapshot
-from outbox.log.reader import (
-    Clock,
-    Drawn,
-    LogReader,
-    Look,
-    MustLookError,
-    Read,
-    Settled,
-)
+from outbox.log.reader import LogReader
+from outbox.log.takeover import Clock, RefreshNeededError
+from outbox.log.view import ReadView
 from outbox.log.window import Place
 from outbox.message import Message
 from outbox.payload.json_codec import read_headers
@@ -134,7 +129,7 @@ class Queue:
         async with self._turn:
             connection = await self._connect()
             earlier = await subscribe(connection, self._consumer, topics)
-            await self._reader.read_clock(connection)
+            await self._reader.takeover.read_clock(connection)
             return earlier
 
     async def claim(self, leased: Collection[int]) -> None:
@@ -154,7 +149,7 @@ class Queue:
         try:
             async with self._turn:
                 more = await self._claim(await self._connect(), leased)
-        except MustLookError:
+        except RefreshNeededError:
             await self._sweep(leased)
             return True
         await self._log_behind()
@@ -165,47 +160,43 @@ class Queue:
         connection: Connection,
         leased: Collection[int],
         *,
-        has_looked: bool = False,
+        is_fresh: bool = False,
     ) -> bool:
         """Read the next deliveries.
 
         Args:
-            has_looked: whether a look has found the rows of transactions that ended.
+            is_fresh: whether the lanes were refreshed in the same snapshot.
         """
         lanes = self._lanes.in_turn(leased)
         if not lanes:
             return False
-        claiming = self._reader.prepare(lanes)
+        plan = self._reader.claims.plan(lanes)
         found = await self._query(
             connection,
             "claim_deliveries",
-            **claiming.parameters,
+            **plan.parameters,
             **self._skipped(lanes),
             max_rows=self._prefetch,
         )
-        look, drawn = Look.parse(found[0][-1]), Drawn.parse(found[0][-1])
-        if not has_looked:
-            has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
-            if has_fallen or claiming.lanes_to_look(look.snapshot):
-                raise MustLookError
+        view = ReadView.parse(found[0][-1])
+        if not is_fresh:
+            if plan.is_stale(lanes, view):
+                raise RefreshNeededError
             for lane in lanes:
-                lane.drawn = drawn
+                lane.claimed_in(view)
         rows = [_Row.of(row) for row in found if row[0] is not None]
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
         is_cut = False
-        for lane, claimed, read in _read_lanes(lanes, rows, look, is_full=is_full):
+        for lane, claimed, read in _read_lanes(lanes, rows, view, is_full=is_full):
             is_cut = is_cut or read.is_cut
             if all(lane.reads(row.created_at) for row in claimed):
                 self._lanes.claimed(lane, claimed, read)
             else:
                 # A row of a day that did not exist when the lane was taken over.
-                lane.expires_at = datetime.min.replace(tzinfo=UTC)
+                lane.expire()
                 self.sweep_soon()
-        seen = max((row.seq for row in rows), default=-1)
-        if seen <= drawn.seq:
-            # The table's owner can have chosen a higher one.
-            self._reader.note(look.next_xid, seen)
+        self._reader.claims.note(view, max((row.seq for row in rows), default=-1))
         self._tenants.claimed([row.message.tenant for row in taken], full=is_full)
         return is_full or is_cut
 
@@ -219,7 +210,7 @@ class Queue:
         try:
             rows = await self._execute(
                 "claim_waiting",
-                base=self._reader.base,
+                base=self._reader.claims.base,
                 lanes=[freed.lane for freed in keys],
                 keys=[freed.key for freed in keys],
                 aboves=[freed.above for freed in keys],
@@ -262,7 +253,7 @@ class Queue:
         lanes = self._lanes.in_turn(leased)
         if not lanes:
             return
-        parameters = self._reader.prepare(lanes).parameters
+        parameters = self._reader.claims.plan(lanes).parameters
         rows = await self._execute(
             "claim_tenants",
             **{name: parameters[name] for name in ("base", "oldest", "newest")},
@@ -380,16 +371,16 @@ class Queue:
         before: float,
         moved: Collection[int] = (),
     ) -> bool:
-        """Store how far lanes have been handled, with entries; return whether it is so.
+        """Store positions and entries; return False if another process has settled.
 
-        If not, another process has settled one of the lanes: they are taken over again.
+        Then the lanes are taken over again.
 
         Args:
             before: a delivery that is held since then gets an entry, if others have
                 ended behind it.
             moved: the lanes of which to store all days.
         """
-        settled: list[Settled[DeliveryLane]] = []
+        settled: list[Advance[DeliveryLane]] = []
         opened: dict[int, list[ClaimedDelivery]] = {}
         for lane in lanes:
             if lane.window is None:
@@ -401,7 +392,7 @@ class Queue:
                 if result is not None:
                     after, stored, covered = result
                     deferred = Counter(map(lane.window.day_of, logged))
-                    settled.append(Settled(lane, after, stored, covered, deferred))
+                    settled.append(Advance(lane, after, stored, covered, deferred))
                     opened[lane.number] = rows
                     break
         entries = [
@@ -412,11 +403,11 @@ class Queue:
             if entries and settled:
                 async with connection.transaction():
                     await self._log(connection, entries)
-                    await self._reader.store(connection, settled)
+                    await self._reader.settlements.store(connection, settled)
             elif entries:
                 await self._log(connection, entries)
             else:
-                await self._reader.store(connection, settled)
+                await self._reader.settlements.store(connection, settled)
         except psycopg.errors.UniqueViolation:
             self._lanes.doubt([one.lane.number for one in settled])
             self.sweep_soon()
@@ -469,7 +460,7 @@ class Queue:
             self._sweep_at = self._clock() + self._sweep_interval
             # Do it even without lanes: an outage ends the leases, and this reports
             # it.
-            clock = await self._reader.read_clock(connection)
+            clock = await self._reader.takeover.read_clock(connection)
             lanes = [
                 lane
                 for number in sorted({*leased, *self._lanes.new})
@@ -482,11 +473,11 @@ class Queue:
                 try:
                     await self._refresh(connection, leased, lanes, clock)
                     break
-                except MustLookError:
+                except RefreshNeededError:
                     # The sequence was set back.
                     self._lanes.doubt()
                     windows = dict.fromkeys(windows)
-                    clock = await self._reader.read_clock(connection)
+                    clock = await self._reader.takeover.read_clock(connection)
                 except BaseException:
                     # Of those that were taken over, the log may not be read.
                     new = [n for n, window in windows.items() if window is None]
@@ -519,9 +510,9 @@ class Queue:
                 " SET LOCAL enable_bitmapscan = on"
             )
             for up_to, xmin in await self._query(connection, "read_since"):
-                self._reader.since = Position(up_to, Snapshot(xmin, xmin))
-            await self._reader.refresh(connection, lanes, clock)
-            if self._reader.entries_begin_again(clock, self._entries_read[1]):
+                self._reader.takeover.since = Position(up_to, Snapshot(xmin, xmin))
+            await self._reader.takeover.refresh(connection, lanes, clock)
+            if self._reader.takeover.entries_begin_again(clock, self._entries_read[1]):
                 self._entries_read = [-1, -1]
             await connection.execute("SET LOCAL enable_bitmapscan = off")
             known = [
@@ -542,15 +533,15 @@ class Queue:
                 ahead: dict[int, set[Place]] = {number: set() for number in starts}
                 for number, seq, created_at, beyond in rows:
                     if beyond is not None:
-                        self._reader.refuse_entries(beyond)
+                        self._reader.takeover.refuse_entries(beyond)
                     ahead[number].add((seq, created_at))
                 for lane in new:
                     lane.ahead = ahead[lane.number]
                 await self._read_log(connection, new, None)
             # A transaction that adds an entry by hand can take a while to commit.
             self._entries_read = [self._entries_read[1], clock.entry]
-            await self._claim(connection, leased, has_looked=True)
-        self._reader.forget(lanes)
+            await self._claim(connection, leased, is_fresh=True)
+        self._reader.claims.forget(lanes)
 
     async def _read_log(
         self, connection: Connection, lanes: Sequence[DeliveryLane], after: int | None
@@ -617,8 +608,12 @@ class _Row(NamedTuple):
 
 
 def _read_lanes(
-    lanes: Iterable[DeliveryLane], rows: Sequence[_Row], look: Look, *, is_full: bool
-) -> Iterator[tuple[DeliveryLane, Sequence[ClaimedDelivery], Read]]:
+    lanes: Iterable[DeliveryLane],
+    rows: Sequence[_Row],
+    view: ReadView,
+    *,
+    is_full: bool,
+) -> Iterator[tuple[DeliveryLane, Sequence[ClaimedDelivery], Extent]]:
     """Yield the lanes that a claim has reached, with their deliveries.
 
     Args:
@@ -641,7 +636,7 @@ def _read_lanes(
             own = [row for row in own if row.seq < up_to]
             up_to -= 1
         claimed = [row.delivery for row in own if row.delivery is not None]
-        yield lane, claimed, Read(up_to, look, is_cut)
+        yield lane, claimed, Extent(up_to, view, is_cut)
         if is_full and lane.number == rows[-1].lane:
             return
 

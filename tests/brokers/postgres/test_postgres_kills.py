@@ -13,7 +13,7 @@ from typing_extensions import override
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import Outcome, Queue
 from inbox.sources.postgres.source import SESSION_SETTINGS
-from outbox.log.reader import LogReader
+from outbox.log.settlements import Settlements
 from outbox.postgres.connection import Link
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
@@ -45,7 +45,7 @@ class Dying:
             raise Killed
 
 
-class DyingReader(LogReader):
+class DyingSettlements(Settlements):
     def __init__(self, process: Dying) -> None:
         super().__init__("billing", "inbox")
         self._process = process
@@ -60,7 +60,7 @@ class DyingQueue(Queue):
     def __init__(self, process: Dying, *args: Any, **options: Any) -> None:
         super().__init__(*args, consumer="billing", **options)
         self._process = process
-        self._reader = DyingReader(process)
+        self._reader.settlements = DyingSettlements(process)
 
     @override
     async def _query(self, *args: Any, **parameters: Any) -> Sequence[Any]:

@@ -11,16 +11,17 @@ from inbox.sources.postgres.lanes import (
     DeliveryLane,
     DeliveryLanes,
 )
+from outbox.log.lane import Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.reader import Look, Read
+from outbox.log.view import ReadView
 from pillarbox import Message
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = Day(AT, datetime(2026, 1, 2, tzinfo=UTC))
 ALL = frozenset(range(16))
 ID = UUID(int=0)
-QUIET = Look(Snapshot(100, 100), 100)
+QUIET = ReadView(Snapshot(100, 100), 100, 0, 1)
 """No transaction is open."""
 
 
@@ -63,7 +64,7 @@ def lanes(used: Used, clock: Clock) -> DeliveryLanes:
 
 
 def take_over(lanes: DeliveryLanes, number: int) -> None:
-    found(lanes, number).taken_over(
+    found(lanes, number).continue_with(
         Progress.take_over({DAY: Position()}, [], QUIET.snapshot, 100, {})
     )
 
@@ -81,7 +82,7 @@ def hold(
     for lane in lanes.in_turn(ALL):
         own = [each for each in rows if each.lane == lane.number]
         last = max((each.seq for each in own), default=-1)
-        lanes.claimed(lane, own, Read(last, QUIET, full))
+        lanes.claimed(lane, own, Extent(last, QUIET, full))
 
 
 def claim(

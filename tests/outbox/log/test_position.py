@@ -64,12 +64,12 @@ def test_only_a_newer_session_forgets_which_numbers_had_been_drawn_by_when() -> 
     """A standby that took over uses the ids and the numbers again."""
     reader = LogReader("main")
     reader.opened(2.0)
-    reader.note(10, 100)
+    reader.claims.note_assigned(10, 100)
     for older in (1.0, 2.0):
         reader.opened(older)
-        assert reader._floors.of(10) == 100
+        assert reader.claims._floors.of(10) == 100
     reader.opened(3.0)
-    assert reader._floors.of(10) == -1
+    assert reader.claims._floors.of(10) == -1
 
 
 def test_floors_stay_few_beside_an_open_transaction_and_are_never_too_high() -> None:

@@ -117,7 +117,7 @@ def test_a_lane_that_is_leased_again_is_another_which_starts_from_scratch() -> N
     picked = board.pick()
     old, *others = picked
     old.needs_refresh = False
-    old.deferrals.block("k")
+    old.keys.block("k")
     assert board.owns(picked)
 
     board.lose([old.number])
@@ -128,7 +128,7 @@ def test_a_lane_that_is_leased_again_is_another_which_starts_from_scratch() -> N
     new = board.find(old.number)
     assert new is not None
     assert (new.progress, new.needs_refresh) == (None, True)
-    assert new.deferrals.blocked == set()
+    assert new.keys.blocked == set()
 
     # Putting the old one back doesn't release the new one.
     assert [*board.pick()] == [new]
@@ -153,7 +153,7 @@ def test_a_lane_about_to_be_released_is_not_picked() -> None:
     assert numbers(board.pick()) == list(range(18, 32))
 
 
-def test_a_look_aside_reads_all_idle_lanes_in_one_claim() -> None:
+def test_a_recheck_reads_all_idle_lanes_in_one_claim() -> None:
     board = Board(concurrency=4)
     board.run_idle()
     for lane in board.numbers()[-16:]:
@@ -161,7 +161,7 @@ def test_a_look_aside_reads_all_idle_lanes_in_one_claim() -> None:
     flying = board.pick()
     assert {priority_of(lane.number) for lane in flying} == {Priority.BULK}
 
-    board.look_aside()
+    board.recheck_idle()
 
     assert numbers(board.pick()) == list(range(32))
     assert {priority_of(lane.number) for lane in board.pick()} == {Priority.BULK}

@@ -16,7 +16,14 @@ from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message, uuid7
 from relay.events import BatchSettled, MessageDeadLettered
-from relay.lanes.deferrals import Deferrals, Draining, KeyEnd, LogOfKey, WaitingMessage
+from relay.lanes.keys import (
+    Draining,
+    KeyEnd,
+    LaneKeys,
+    LogOfKey,
+    WaitingClaim,
+    WaitingMessage,
+)
 from relay.publisher import Acked, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -211,7 +218,7 @@ async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
         make_due(database_url)
         lane = running_relay.relay._lanes.find(lane_of("k", uuid7(), Priority.DEFAULT))
         assert lane is not None
-        await asyncio.to_thread(wait_for, "k/0 is due", lambda: lane.deferrals.draining)
+        await asyncio.to_thread(wait_for, "k/0 is due", lambda: lane.keys.draining)
         publisher.open.set()
         await publisher.until_acked(6)
 
@@ -222,7 +229,7 @@ async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
 async def test_a_claim_that_fails_halfway_skips_no_message(
     step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(relay.claim, step)
+    original = getattr(relay.claim._Claim, step)
     failures = iter([False, False, *[True] * 5])
 
     async def fail(*arguments: Any, **more: Any) -> Any:
@@ -238,7 +245,7 @@ async def test_a_claim_that_fails_halfway_skips_no_message(
         for key in range(5)
     ]
     publisher = ScriptedPublisher()
-    monkeypatch.setattr(relay.claim, step, fail)
+    monkeypatch.setattr(relay.claim._Claim, step, fail)
     async with running(database_url, publisher, batch_size=20, retry=PATIENT):
         insert(database_url, *urgent)
         make_due(database_url)
@@ -337,59 +344,58 @@ def place(id: UUID | None = None, **changes: Any) -> WaitingMessage:
 
 
 def test_a_blocked_key_takes_little_memory_however_long_it_is() -> None:
-    deferrals = Deferrals()
-    keys = [f"{n}{'x' * 2000}" for n in range(3)]
-    for key in keys:
-        deferrals.block(key)
+    keys = LaneKeys()
+    long = [f"{n}{'x' * 2000}" for n in range(3)]
+    for key in long:
+        keys.block(key)
 
-    assert all(map(deferrals.is_blocked, keys))
-    assert not deferrals.is_blocked(f"3{'x' * 2000}")
-    assert max(map(len, deferrals.blocked)) < 64
-    deferrals.drain(keys[0])
-    assert list(deferrals.draining) == keys[:1]
+    assert all(map(keys.is_blocked, long))
+    assert not keys.is_blocked(f"3{'x' * 2000}")
+    assert max(map(len, keys.blocked)) < 64
+    keys.drain(long[0])
+    assert list(keys.draining) == long[:1]
 
 
 def test_only_a_due_head_lets_its_key_drain() -> None:
-    deferrals = Deferrals()
-    deferrals.block("k")
-    deferrals.block("j")
+    keys = LaneKeys()
+    keys.block("k")
+    keys.block("j")
     scheduled = place(cause="scheduled", key="j")
 
-    deferrals.release(scheduled)
-    deferrals.release(place())
+    keys.release(scheduled)
+    keys.release(place())
 
-    assert list(deferrals.draining) == ["k"]
-    assert deferrals.blocked == {"k", "j"}
-    assert deferrals.due == {scheduled.id: scheduled}
+    assert list(keys.draining) == ["k"]
+    assert keys.blocked == {"k", "j"}
+    assert keys.due == {scheduled.id: scheduled}
 
 
 def test_an_older_message_held_while_its_key_drains_is_still_read() -> None:
-    deferrals = Deferrals()
-    deferrals.block("k")
-    deferrals.drain("k")
-    deferrals.begin_claim()
-    deferrals.claimed(
-        Draining("k", [place(seq=7)], KeyEnd.MORE), left=(), is_free=False
-    )
-    assert deferrals.draining == {"k": 7}
+    keys = LaneKeys()
+    keys.block("k")
+    keys.drain("k")
+    keys.begin_claim()
+    draining = Draining(16, "k", [place(seq=7)], KeyEnd.MORE)
+    keys.claimed(16, WaitingClaim.of([16], [], [draining], ()))
+    assert keys.draining == {"k": 7}
 
-    deferrals.hold("k", 3)
+    keys.hold("k", 3)
 
-    assert deferrals.draining == {"k": 2}
+    assert keys.draining == {"k": 2}
 
 
 def test_a_scan_during_which_a_message_was_refused_is_repeated() -> None:
-    deferrals = Deferrals()
-    began = deferrals.scan()
-    deferrals.expect(NOW)
+    keys = LaneKeys()
+    began = keys.scan()
+    keys.expect(NOW)
 
-    deferrals.scanned(began, (NOW + LONG, 5), is_cut=False)
+    keys.scanned(began, (NOW + LONG, 5), is_cut=False)
 
-    assert deferrals.due_up_to <= (NOW, -1)
+    assert keys.due_up_to <= (NOW, -1)
     # A cut one continues after the last message that it found.
-    deferrals.scanned(deferrals.scan(), (NOW, 5), is_cut=True)
-    assert deferrals.due_up_to == (NOW, 5)
-    assert deferrals.more_is_due
+    keys.scanned(keys.scan(), (NOW, 5), is_cut=True)
+    assert keys.due_up_to == (NOW, 5)
+    assert keys.more_is_due
 
 
 @pytest.mark.parametrize(
@@ -405,83 +411,86 @@ def test_a_scan_during_which_a_message_was_refused_is_repeated() -> None:
 def test_a_relay_that_takes_over_reads_the_blocked_keys_from_the_log(
     log: LogOfKey, blocked: set[str], draining: list[str]
 ) -> None:
-    deferrals = Deferrals()
+    keys = LaneKeys()
 
-    deferrals.read(log)
+    keys.read(log)
 
-    assert deferrals.blocked == blocked
-    assert list(deferrals.draining) == draining
+    assert keys.blocked == blocked
+    assert list(keys.draining) == draining
 
 
-def test_a_log_that_is_read_in_portions_is_one_look_of_the_first_snapshot() -> None:
-    deferrals = Deferrals()
+def test_a_log_that_is_read_in_portions_counts_as_of_the_first_snapshot() -> None:
+    keys = LaneKeys()
 
-    deferrals.portion_read(10, drawn=25)
-    assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 10)
-    deferrals.portion_read(20, drawn=35)
-    assert (deferrals.is_partly_read, deferrals.read_up_to) == (True, 20)
-    deferrals.portion_read(40, drawn=45)
-    assert deferrals.is_partly_read
-    deferrals.portion_read(None, drawn=55)
+    keys.portion_read(10, assigned=25)
+    assert (keys.is_partly_read, keys.read_up_to) == (True, 10)
+    keys.portion_read(20, assigned=35)
+    assert (keys.is_partly_read, keys.read_up_to) == (True, 20)
+    keys.portion_read(40, assigned=45)
+    assert keys.is_partly_read
+    keys.portion_read(None, assigned=55)
 
     # An entry from 26 on may have been committed after the first snapshot.
-    assert (deferrals.is_partly_read, deferrals.read_up_to) == (False, 25)
+    assert (keys.is_partly_read, keys.read_up_to) == (False, 25)
 
     # If the sequence was set back, the log is read from its beginning.
-    deferrals.portion_read(30, drawn=60)
-    deferrals.restart_log()
-    assert (deferrals.is_partly_read, deferrals.read_up_to) == (False, -1)
+    keys.portion_read(30, assigned=60)
+    keys.restart_log()
+    assert (keys.is_partly_read, keys.read_up_to) == (False, -1)
 
 
 def test_a_key_that_was_held_before_its_entries_were_read_drains_in_the_end() -> None:
-    deferrals = Deferrals()
-    deferrals.read(LogOfKey("k", False, True, None, None, None))
-    deferrals.portion_read(1, drawn=2)
-    deferrals.found_waiting("k")
-    deferrals.hold("k", 9)
+    keys = LaneKeys()
+    keys.read(LogOfKey("k", False, True, None, None, None))
+    keys.portion_read(1, assigned=2)
+    keys.found_waiting("k")
+    keys.hold("k", 9)
 
-    deferrals.read(LogOfKey("k", False, False, 3, None, NOW))
-    assert not deferrals.draining
-    deferrals.portion_read(None, drawn=2)
+    keys.read(LogOfKey("k", False, False, 3, None, NOW))
+    assert not keys.draining
+    keys.portion_read(None, assigned=2)
 
-    assert list(deferrals.draining) == ["k"]
+    assert list(keys.draining) == ["k"]
 
 
 BLOCKED = place(cause="blocked")
-HEAD = place(seq=2)
+HEAD = place(seq=2, due_at=NOW + LONG, now=NOW)
+DUE_HEAD = HEAD._replace(due_at=NOW)
 BEHIND = place(cause="blocked", seq=3)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "places", "end"),
+    ("waiting", "following", "end"),
     [
         ([], [], KeyEnd.NOTHING),
-        ([(BLOCKED, None), (BEHIND, None)], [BLOCKED, BEHIND], KeyEnd.NOTHING),
-        ([(BLOCKED, None), (HEAD, False), (BEHIND, None)], [BLOCKED], KeyEnd.HEAD),
-        ([(BLOCKED, None), (HEAD, True), (BEHIND, None)], [BLOCKED, HEAD], KeyEnd.MORE),
-        ([(HEAD, True)], [HEAD], KeyEnd.NOTHING),
+        ([BLOCKED, BEHIND], [BLOCKED, BEHIND], KeyEnd.NOTHING),
+        ([BLOCKED, HEAD, BEHIND], [BLOCKED], KeyEnd.HEAD),
+        ([BLOCKED, DUE_HEAD, BEHIND], [BLOCKED, DUE_HEAD], KeyEnd.MORE),
+        ([DUE_HEAD], [DUE_HEAD], KeyEnd.NOTHING),
     ],
     ids=["nothing", "no head", "a head that waits", "one that is due", "the last one"],
 )
 def test_a_key_drains_up_to_its_head(
-    waiting: list[tuple[WaitingMessage, bool | None]],
-    places: list[WaitingMessage],
+    waiting: list[WaitingMessage],
+    following: list[WaitingMessage],
     end: KeyEnd,
 ) -> None:
-    assert Draining.read("k", waiting, is_cut=False) == Draining("k", places, end)
+    read = Draining.read(16, "k", waiting, is_cut=False)
+    assert read == Draining(16, "k", following, end)
 
 
 def test_a_key_is_unblocked_once_a_claim_contains_all_its_waiting_messages() -> None:
-    deferrals = Deferrals()
-    deferrals.block("k")
-    deferrals.drain("k")
-    deferrals.begin_claim()
-    draining = Draining("k", [BLOCKED, BEHIND], KeyEnd.NOTHING)
+    keys = LaneKeys()
+    keys.block("k")
+    keys.drain("k")
+    keys.begin_claim()
+    draining = Draining(16, "k", [BLOCKED, BEHIND], KeyEnd.NOTHING)
+    claim = WaitingClaim.of([16], [], [draining], ())
 
-    deferrals.claimed(draining, left={BEHIND.id}, is_free=False)
-    assert deferrals.blocked == {"k"}
-    assert deferrals.draining == {"k": BLOCKED.seq}
+    keys.claimed(16, claim.cut(1))
+    assert keys.blocked == {"k"}
+    assert keys.draining == {"k": BLOCKED.seq}
 
-    deferrals.claimed(draining, left=(), is_free=True)
-    assert not deferrals.blocked
-    assert not deferrals.has_work
+    keys.claimed(16, claim.cut(2))
+    assert not keys.blocked
+    assert not keys.has_work

@@ -1,18 +1,19 @@
-"""A look reads its snapshot, and an id above all that have been assigned."""
+"""A statement reads its snapshot, and an id above all that have been assigned."""
 
 from typing import Any
 
 import psycopg
 import pytest
 
-from outbox.log.reader import LogReader, Look
+from outbox.log.claims import Claims
+from outbox.log.view import ReadView
 from outbox.postgres.connection import connect, conninfo
 from outbox.postgres.sql_files import load
 from relay.reader import ALL
 from tests.plans.test_relay_plans import LIMITS
 
 CLAIM: dict[str, Any] = {
-    **LogReader("main").prepare([]).parameters,
+    **Claims().plan([]).parameters,
     **ALL.parameters,
     **LIMITS,
     "max_rows": 1,
@@ -21,9 +22,9 @@ CLAIM: dict[str, Any] = {
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize(
-    ("package", "name"), [("outbox.log", "look"), ("relay", "claim_batch")]
+    ("package", "name"), [("outbox.log", "read_view"), ("relay", "claim_batch")]
 )
-async def test_a_look_reads_an_id_above_all_open_ones_without_assigning_one(
+async def test_a_view_has_an_id_above_all_open_ones_without_assigning_one(
     package: str, name: str, in_transaction: bool, database_url: str
 ) -> None:
     async with await connect(database_url, application_name="test") as connection:
@@ -41,9 +42,9 @@ async def test_a_look_reads_an_id_above_all_open_ones_without_assigning_one(
                 await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             cursor = await connection.execute(load(package, name), CLAIM)
             (*_, text) = (await cursor.fetchall())[0]
-            look = Look.parse(text)
+            view = ReadView.parse(text)
             cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
 
-            assert look.snapshot.xmin <= ids[0]
-            assert look.next_xid > ids[1]
+            assert view.snapshot.xmin <= ids[0]
+            assert view.next_xid > ids[1]
             assert await cursor.fetchone() == (None,)

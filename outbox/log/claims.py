@@ -1,0 +1,226 @@
+"""Where claims start: at the positions, or at the floors of transactions that ended.
+
+Rows that commit late are found by the claims themselves, which start at the floor of
+the transaction; only if that is far below the position, a refresh must find them.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from outbox.array_literal import moment_array, plain_array
+from outbox.log.hidden import Floors, Hidden
+from outbox.log.lane import BEGINNING, LogLane
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Part, Progress
+from outbox.log.view import ReadView
+
+FAR: Final = 100_000
+"""So many rows above its floor, a late row is searched by its transaction."""
+NO_END: Final = 2**63 - 1
+
+
+class ClaimPlan(NamedTuple):
+    """The parameters of a claim, and what it leaves out.
+
+    Attributes:
+        far: transactions whose end would make the claim start far below a position, or
+            in other days, with the lanes. If one has ended in its snapshot, the lanes
+            must be refreshed first.
+    """
+
+    parameters: dict[str, Any]
+    far: Sequence[tuple[Hidden, Sequence[LogLane]]]
+
+    def find_stale(self, snapshot: Snapshot) -> list[LogLane]:
+        """Return the lanes to refresh before a claim with this snapshot counts."""
+        return [
+            lane
+            for hidden, lanes in self.far
+            if hidden.find_floor(snapshot) is not None
+            for lane in lanes
+        ]
+
+    def is_stale(self, lanes: Iterable[LogLane], view: ReadView) -> bool:
+        """Whether a claim may have missed rows: then refresh the lanes, and repeat it.
+
+        The sequence was set back, for example.
+        """
+        has_fallen = not all(view.follows(lane.view) for lane in lanes)
+        return has_fallen or bool(self.find_stale(view.snapshot))
+
+
+class Claims:
+    """The claims of a reader. For one event loop.
+
+    Attributes:
+        base: the last seq of rows that came from another cluster; -1: none.
+    """
+
+    def __init__(self) -> None:
+        self.base = -1
+        self._floors = Floors()
+        self._ceiling = NO_END
+        """The last seq drawn, if rows have higher ones: the sequence was set back, or
+        the table's owner has chosen a seq. Then the seqs of rows say nothing about the
+        floors of transactions."""
+
+    def start_over(self, ceiling: int = NO_END) -> None:
+        """Forget which seqs were assigned by when, as they may be assigned again."""
+        self._floors, self._ceiling = Floors(), ceiling
+
+    def is_beyond(self, lanes: Iterable[LogLane], seq: int) -> bool:
+        """Whether rows below the positions may belong to transactions without an id.
+
+        Args:
+            seq: the last seq assigned.
+        """
+        positions = [
+            position.up_to
+            for lane in lanes
+            if lane.progress is not None
+            for _, position in lane.progress.days
+        ]
+        is_beyond = max(positions, default=-1) > seq and self._ceiling == NO_END
+        if is_beyond:
+            self._floors = Floors()
+        if is_beyond or self._ceiling < NO_END:
+            self._ceiling = seq
+        return is_beyond
+
+    def note(self, view: ReadView, seq: int) -> None:
+        """Record the last row that a claim has read."""
+        if seq <= view.seq:  # the table's owner can have chosen a higher one
+            self._floors = self._floors.note(view.next_xid, min(seq, self._ceiling))
+
+    def note_assigned(self, next_xid: int, seq: int) -> None:
+        """Record a seq that was assigned before this id was."""
+        self._floors = self._floors.note(next_xid, seq)
+
+    def forget(self, lanes: Iterable[LogLane]) -> None:
+        """Forget what only concerns transactions that have ended for all lanes."""
+        known = [lane.progress for lane in lanes if lane.progress is not None]
+        if known:
+            self._floors = self._floors.forget(min(p.snapshot.xmin for p in known))
+
+    def plan(self, lanes: Sequence[LogLane]) -> ClaimPlan:
+        """Return what a claim of these lanes must read."""
+        reading = [
+            (lane.number, lane.progress, lane.progress.parts())
+            for lane in lanes
+            if lane.progress is not None
+        ]
+        near, far = self._hidden(lanes)
+        firsts = [parts[0] for _, _, parts in reading]
+        lowest = [self._lowest_floor(progress) for _, progress, _ in reading]
+        positions = [
+            parts[0].position if len(parts) == 1 else None for _, _, parts in reading
+        ]
+        floors: dict[int, int] = {}
+        for hidden in near:
+            floors.update(hidden.open)
+        parameters = {
+            "lanes": plain_array(number for number, _, _ in reading),
+            "starts": plain_array(
+                min(floor, *[part.start for part in parts])
+                for (_, _, parts), floor in zip(reading, lowest, strict=True)
+            ),
+            "up_tos": plain_array(
+                None if position is None else position.up_to for position in positions
+            ),
+            "snapshots": plain_array(
+                _quoted(part.position.snapshot for part in firsts)
+            ),
+            "as_ofs": plain_array(
+                _quoted(progress.as_of for _, progress, _ in reading)
+            ),
+            **_several(
+                (number, part._replace(start=min(part.start, floor)))
+                for (number, _, parts), floor in zip(reading, lowest, strict=True)
+                if len(parts) > 1
+                for part in parts
+            ),
+            "hidden": plain_array(floors),
+            "floors": plain_array(floors.values()),
+            "since": str(min((hidden.since for hidden in near), default=NO_END)),
+            "floor": min((hidden.floor for hidden in near), default=NO_END),
+            "base": self.base,
+            "oldest": min([part.oldest for part in firsts], default=BEGINNING),
+            "newest": max(
+                [parts[-1].newest for _, _, parts in reading], default=BEGINNING
+            ),
+        }
+        return ClaimPlan(parameters, far)
+
+    def _hidden(
+        self, lanes: Iterable[LogLane]
+    ) -> tuple[list[Hidden], list[tuple[Hidden, Sequence[LogLane]]]]:
+        """Return the transactions whose end makes claims start lower, near and far."""
+        near: list[Hidden] = []
+        far: list[tuple[Hidden, Sequence[LogLane]]] = []
+        for same in _alike(lanes):
+            progress = same[0].progress
+            assert progress is not None
+            hidden = progress.find_hidden(self._floors)
+            if hidden is not None:
+                top = max(position.up_to for _, position in progress.days)
+                reached, others = hidden.split(top - FAR, same[0].taken_at)
+                near.append(reached)
+                far.append((others, same))
+        return near, far
+
+    def _lowest_floor(self, progress: Progress) -> int:
+        """Return a seq below those that transactions draw which have no id yet."""
+        if self._ceiling == NO_END:
+            return NO_END
+        return self._floors.of(progress.next_xid)
+
+
+def _alike(lanes: Iterable[LogLane]) -> Iterable[Sequence[LogLane]]:
+    """Group lanes by what the transactions depend on that are hidden from claims."""
+    groups: dict[Hashable, list[LogLane]] = {}
+    for lane in lanes:
+        progress = lane.progress
+        if progress is not None:
+            # Hashing snapshots takes longer than treating a group as two.
+            key = id(progress.snapshot), id(progress.as_of), lane.taken_at
+            groups.setdefault(key, []).append(lane)
+    return groups.values()
+
+
+def _several(parts: Iterable[tuple[int, Part]]) -> dict[str, str]:
+    """Return the parameters of lanes that are read in several parts."""
+    parts = list(parts)
+    return {
+        "part_lanes": plain_array(number for number, _ in parts),
+        "part_oldest": moment_array(part.oldest for _, part in parts),
+        "part_newest": moment_array(part.newest for _, part in parts),
+        "part_starts": plain_array(part.start for _, part in parts),
+        "part_up_tos": plain_array(part.position.up_to for _, part in parts),
+        "part_snapshots": plain_array(
+            _quoted(part.position.snapshot for _, part in parts)
+        ),
+    }
+
+
+def _quoted(snapshots: Iterable[Snapshot | None]) -> Iterable[str | None]:
+    """Yield their text forms, which have commas. Most lanes have the same one."""
+    last: Snapshot | None = None
+    text: str | None = None
+    for snapshot in snapshots:
+        if snapshot is not last:
+            last, text = snapshot, None if snapshot is None else f'"{snapshot}"'
+        yield text
+
+
+def columns_of(positions: Iterable[Position]) -> dict[str, list[Any]]:
+    """Return the columns of positions, as arrays."""
+    positions = list(positions)
+    return {
+        "up_tos": [position.up_to for position in positions],
+        "snapshots": [str(position.snapshot) for position in positions],
+        "late_up_tos": [position.late_up_to for position in positions],
+        "late_snapshots": [
+            None if position.late_snapshot is None else str(position.late_snapshot)
+            for position in positions
+        ],
+    }

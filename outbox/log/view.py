@@ -1,0 +1,33 @@
+"""What a statement sees of a log."""
+
+from typing import NamedTuple
+
+from outbox.log.position import Snapshot
+
+
+class ReadView(NamedTuple):
+    """The snapshot of a statement, and what had been assigned after it was taken."""
+
+    snapshot: Snapshot
+    next_xid: int
+    """The next transaction id."""
+    seq: int
+    """The last seq assigned."""
+    file: int
+    """The file of the sequence; another one begins again."""
+
+    @classmethod
+    def parse(cls, text: str) -> "ReadView":
+        """Read `snapshot/age/seq/file`; the age counts the ids from xmin on.
+
+        PostgreSQL computes `age` once per transaction, and from the transaction's own
+        id if it has one. So the snapshot must be the transaction's first, and older
+        than its id.
+        """
+        snapshot, age, seq, file = text.split("/")
+        parsed = Snapshot.parse(snapshot)
+        return cls(parsed, parsed.xmin + int(age), int(seq), int(file))
+
+    def follows(self, before: "ReadView | None") -> bool:
+        """Whether the sequence has only advanced since an earlier view."""
+        return before is None or (self.file == before.file and self.seq >= before.seq)
