@@ -35,7 +35,7 @@ ifneq ($(filter demo test examples bare clock fault mutants readme bench wheel s
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test bare clock fault mutants readme bench wheel setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq nats pgbouncer prometheus chromium faketime
+needs += redis rabbitmq nats pgbouncer prometheus chromium faketime curl
 else
 # make demo ARGS='--broker nats'
 needs += $(filter redis rabbitmq nats,$(ARGS))

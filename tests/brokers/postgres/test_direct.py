@@ -49,7 +49,8 @@ class TestDirectSource(ProxiedUrl, SourceSuite):
         # They become dead letters of the reader.
         gets_foreign_messages=False,
     )
-    hold = 2.0
+    # A replica that a busy machine delays keeps its lanes.
+    hold = 5.0
 
     @override
     def source(self, consumer: str, topic: str) -> DirectSource:
