@@ -183,7 +183,7 @@ class _Claim:
         taken, following = _cut(rows, most)
         unlisted = self._find_unlisted(taken)
         if not is_fresh:
-            self._require_fresh(plan, view, unlisted)
+            self._require_fresh(plan, view, taken, unlisted)
         self._board.note_claim(len(taken))
         up_to = {row.lane: row.seq for row in taken}
         self._reader.claims.note(view, max(up_to.values(), default=-1))
@@ -227,17 +227,20 @@ class _Claim:
         return [row for row in rows if not lanes[row.lane].reads(row.created_at)]
 
     def _require_fresh(
-        self, plan: ClaimPlan, view: ReadView, unlisted: Iterable[ClaimedRow]
+        self,
+        plan: ClaimPlan,
+        view: ReadView,
+        rows: Sequence[ClaimedRow],
+        unlisted: Iterable[ClaimedRow],
     ) -> None:
         """Raise `RefreshNeededError` if the claim may have missed rows."""
         strange = {row.lane for row in unlisted}
-        if strange or plan.is_stale(self._lanes, view):
-            for lane in self._lanes:
-                if lane.number in strange:
-                    lane.require_takeover()
-            raise RefreshNeededError
         for lane in self._lanes:
-            lane.claimed_in(view)
+            if lane.number in strange:
+                lane.require_takeover()
+        lowest = {row.lane: row.seq for row in reversed(rows)}
+        if strange or self._reader.claims.is_stale(plan, view, lowest):
+            raise RefreshNeededError
 
     async def _sort(self, rows: Iterable[ClaimedRow], drained: Set[LaneKey]) -> None:
         """Put the reader's messages into the batch; those that may not go, withheld."""

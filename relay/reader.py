@@ -68,7 +68,7 @@ class ReaderRecord(NamedTuple):
         )
 
 
-class Reader:
+class RelayReader:
     """The reader of one relay, compared with what the database has recorded.
 
     Args:

@@ -57,7 +57,7 @@ from relay.events import (
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
-from relay.reader import ALL, Reader
+from relay.reader import ALL, RelayReader
 from relay.renewed_publisher import publisher_of
 from relay.settle import WRITES
 from relay.sweep import sweep_lanes
@@ -125,7 +125,7 @@ class Relay(Process):
         self._config = config or RelayConfig()
         self._outages = Outages()
         self._notify = Observers([self._outages, *logged(observers)]).notify
-        self._reader = Reader(reader, broker, publisher, self._notify)
+        self._reader = RelayReader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]

@@ -215,7 +215,7 @@ def _gets_entry(row: ClaimedMessage, disposition: Disposition) -> bool:
 def _advances(
     batch: ClaimedBatch, decided: Iterable[_Decided], cuts: Mapping[int, int]
 ) -> Sequence[Advance[Lane]]:
-    """Return what is stored of each lane with a message of which something is."""
+    """Return what is stored of each lane that the batch has moved on."""
     new: dict[int, list[_Decided]] = {}
     for row, it in decided:
         if row.waiting is None:

@@ -4,7 +4,7 @@ Rows that commit late are found by the claims themselves, which start at the flo
 the transaction; only if that is far below the position, a refresh must find them.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from outbox.array_literal import moment_array, plain_array
@@ -17,6 +17,13 @@ from outbox.log.view import ReadView
 FAR: Final = 100_000
 """So many rows above its floor, a late row is searched by its transaction."""
 NO_END: Final = 2**63 - 1
+_UNKNOWN: Final = (-1, 0)
+_SLACK: Final = 256
+"""By so many numbers the sequence may be set back without a claim noticing.
+
+It can have passed its old value again before the next claim. So each claim reads this
+many numbers again; most of them belong to other lanes.
+"""
 
 
 class ClaimPlan(NamedTuple):
@@ -26,10 +33,18 @@ class ClaimPlan(NamedTuple):
         far: transactions whose end would make the claim start far below a position, or
             in other days, with the lanes. If one has ended in its snapshot, the lanes
             must be refreshed first.
+        near: the other transactions whose end makes the claim start lower.
+        starts: where it starts in each lane if none of them has ended.
+        assigned: the last seq assigned before, and the file of the sequence.
+        has_floors: whether each lane has a floor.
     """
 
     parameters: dict[str, Any]
     far: Sequence[tuple[Hidden, Sequence[LogLane]]]
+    near: Sequence[Hidden]
+    starts: Mapping[int, int]
+    assigned: tuple[int, int]
+    has_floors: bool
 
     def find_stale(self, snapshot: Snapshot) -> list[LogLane]:
         """Return the lanes to refresh before a claim with this snapshot counts."""
@@ -40,13 +55,11 @@ class ClaimPlan(NamedTuple):
             for lane in lanes
         ]
 
-    def is_stale(self, lanes: Iterable[LogLane], view: ReadView) -> bool:
-        """Whether a claim may have missed rows: then refresh the lanes, and repeat it.
-
-        The sequence was set back, for example.
-        """
-        has_fallen = not all(view.follows(lane.view) for lane in lanes)
-        return has_fallen or bool(self.find_stale(view.snapshot))
+    def contradicts(self, snapshot: Snapshot, lowest: Mapping[int, int]) -> bool:
+        """Whether rows were read that only a sequence that was set back can number."""
+        floors = [hidden.find_floor(snapshot) for hidden in self.near]
+        floor = min([one for one in floors if one is not None], default=NO_END)
+        return any(seq <= min(self.starts[n], floor) for n, seq in lowest.items())
 
 
 class Claims:
@@ -54,19 +67,39 @@ class Claims:
 
     Attributes:
         base: the last seq of rows that came from another cluster; -1: none.
+        assigned: the last seq assigned at the last claim or search, and the file of the
+            sequence.
     """
 
     def __init__(self) -> None:
         self.base = -1
+        self.assigned = _UNKNOWN
         self._floors = Floors()
         self._ceiling = NO_END
         """The last seq drawn, if rows have higher ones: the sequence was set back, or
         the table's owner has chosen a seq. Then the seqs of rows say nothing about the
         floors of transactions."""
 
-    def start_over(self, ceiling: int = NO_END) -> None:
+    def start_over(
+        self, ceiling: int = NO_END, assigned: tuple[int, int] = _UNKNOWN
+    ) -> None:
         """Forget which seqs were assigned by when, as they may be assigned again."""
-        self._floors, self._ceiling = Floors(), ceiling
+        self._floors, self._ceiling, self.assigned = Floors(), ceiling, assigned
+
+    def is_stale(
+        self, plan: ClaimPlan, view: ReadView, lowest: Mapping[int, int]
+    ) -> bool:
+        """Whether a claim may have missed rows: then refresh the lanes, and repeat it.
+
+        Args:
+            lowest: the lowest seq that it has read of each lane.
+        """
+        if self._ceiling == NO_END and plan.contradicts(view.snapshot, lowest):
+            # The refresh takes all lanes over.
+            self.assigned = NO_END, -1
+            return True
+        is_known = plan.has_floors and view.follows(*plan.assigned)
+        return not is_known or bool(plan.find_stale(view.snapshot))
 
     def is_beyond(self, lanes: Iterable[LogLane], seq: int) -> bool:
         """Whether rows below the positions may belong to transactions without an id.
@@ -88,13 +121,11 @@ class Claims:
         return is_beyond
 
     def note(self, view: ReadView, seq: int) -> None:
-        """Record the last row that a claim has read."""
-        if seq <= view.seq:  # the table's owner can have chosen a higher one
+        """Record what a claim has seen, and the last row that it has read."""
+        self.assigned = max((view.seq, view.file), self.assigned)
+        # The table's owner can have chosen a seq that isn't assigned yet.
+        if 0 <= seq <= max(view.seq, 0):
             self._floors = self._floors.note(view.next_xid, min(seq, self._ceiling))
-
-    def note_assigned(self, next_xid: int, seq: int) -> None:
-        """Record a seq that was assigned before this id was."""
-        self._floors = self._floors.note(next_xid, seq)
 
     def forget(self, lanes: Iterable[LogLane]) -> None:
         """Forget what only concerns transactions that have ended for all lanes."""
@@ -111,9 +142,14 @@ class Claims:
         ]
         near, far = self._hidden(lanes)
         firsts = [parts[0] for _, _, parts in reading]
-        lowest = [self._lowest_floor(progress) for _, progress, _ in reading]
-        positions = [
-            parts[0].position if len(parts) == 1 else None for _, _, parts in reading
+        # Seqs below those of transactions that had no id; most lanes have the same one.
+        known = {
+            xid: self._floors.of(xid) for xid in {p.next_xid for _, p, _ in reading}
+        }
+        lowest = [
+            # Otherwise it is read to its end as of an older snapshot.
+            known[progress.next_xid] if progress.as_of is None else NO_END
+            for _, progress, _ in reading
         ]
         floors: dict[int, int] = {}
         for hidden in near:
@@ -121,11 +157,12 @@ class Claims:
         parameters = {
             "lanes": plain_array(number for number, _, _ in reading),
             "starts": plain_array(
-                min(floor, *[part.start for part in parts])
+                min(floor - _SLACK, *[part.start for part in parts])
                 for (_, _, parts), floor in zip(reading, lowest, strict=True)
             ),
             "up_tos": plain_array(
-                None if position is None else position.up_to for position in positions
+                parts[0].position.up_to if len(parts) == 1 else None
+                for _, _, parts in reading
             ),
             "snapshots": plain_array(
                 _quoted(part.position.snapshot for part in firsts)
@@ -134,22 +171,26 @@ class Claims:
                 _quoted(progress.as_of for _, progress, _ in reading)
             ),
             **_several(
-                (number, part._replace(start=min(part.start, floor)))
+                (number, part._replace(start=min(part.start, floor - _SLACK)))
                 for (number, _, parts), floor in zip(reading, lowest, strict=True)
                 if len(parts) > 1
                 for part in parts
             ),
             "hidden": plain_array(floors),
-            "floors": plain_array(floors.values()),
+            "floors": plain_array(floor - _SLACK for floor in floors.values()),
             "since": str(min((hidden.since for hidden in near), default=NO_END)),
-            "floor": min((hidden.floor for hidden in near), default=NO_END),
+            "floor": min((hidden.floor for hidden in near), default=NO_END) - _SLACK,
             "base": self.base,
             "oldest": min([part.oldest for part in firsts], default=BEGINNING),
             "newest": max(
                 [parts[-1].newest for _, _, parts in reading], default=BEGINNING
             ),
         }
-        return ClaimPlan(parameters, far)
+        starts = {
+            number: min([part.start for part in parts]) for number, _, parts in reading
+        }
+        has_floors = min(lowest, default=0) >= 0
+        return ClaimPlan(parameters, far, near, starts, self.assigned, has_floors)
 
     def _hidden(
         self, lanes: Iterable[LogLane]
@@ -168,11 +209,12 @@ class Claims:
                 far.append((others, same))
         return near, far
 
-    def _lowest_floor(self, progress: Progress) -> int:
-        """Return a seq below those that transactions draw which have no id yet."""
-        if self._ceiling == NO_END:
-            return NO_END
-        return self._floors.of(progress.next_xid)
+    def has_floor(self, progress: Progress) -> bool:
+        """Whether a seq is known below those of transactions that had no id.
+
+        After the sequence was set back, theirs can be lower.
+        """
+        return progress.as_of is not None or self._floors.of(progress.next_xid) >= 0
 
 
 def _alike(lanes: Iterable[LogLane]) -> Iterable[Sequence[LogLane]]:

@@ -29,7 +29,6 @@ class LogLane:
         taken_at: the next transaction id when its claims began to read these days only.
         searched: the snapshot in which all other days were last searched.
         searches: how often they were.
-        view: that of the last claim or search.
         expires_at: when the lane must be taken over again.
     """
 
@@ -41,7 +40,6 @@ class LogLane:
         "searched",
         "searches",
         "taken_at",
-        "view",
     )
 
     def __init__(self, number: int) -> None:
@@ -51,7 +49,6 @@ class LogLane:
         self.taken_at = 0
         self.searched = NOTHING
         self.searches = 0
-        self.view: ReadView | None = None
         self.expires_at = BEGINNING
 
     def take_over(
@@ -81,16 +78,11 @@ class LogLane:
         """Record that all days were searched, or are read by claims."""
         self.searched = view.snapshot
         self.searches += 1
-        self.view = view
 
     def found_late(self, seq: int | None, view: ReadView) -> None:
         """Record the lowest row that committed late; None: there is none."""
         assert self.progress is not None
         self.progress = self.progress.looked(seq, view.snapshot, view.next_xid)
-
-    def claimed_in(self, view: ReadView) -> None:
-        """Record that a claim has read the lane."""
-        self.view = view
 
     def advance(self, extent: Extent) -> None:
         """Move on, in memory, past rows that need no settlement."""

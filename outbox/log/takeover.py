@@ -105,13 +105,11 @@ class Takeover:
         self._reader = reader
         self._log: Log = log
         self._claims = claims
-        self._file = 0
         self._entry_file = 0
         self._entry_floors = Floors()
 
     def start_over(self) -> None:
         """Begin anew with another server, or one that crashed."""
-        self._file = 0
         self._entry_floors = Floors()
 
     async def read_clock(self, connection: Connection) -> Clock:
@@ -180,19 +178,27 @@ class Takeover:
             clock: read before.
 
         Raises:
-            RefreshNeededError: read the clock again, and repeat it.
+            RefreshNeededError: the sequence was set back; read the clock again, and
+                repeat it.
         """
-        started = time.monotonic()
+        started, assigned = time.monotonic(), self._claims.assigned
         cursor = await connection.execute(
             load("outbox.log", "read_view", log=self._log)
         )
         ((text,),) = await cursor.fetchall()
         view = ReadView.parse(text)
-        self._require_ascent(lanes, view)
+        if not view.follows(*assigned):
+            # The clock that the caller has read may be from before.
+            self._claims.start_over(ceiling=-1, assigned=(view.seq, view.file))
+            for lane in lanes:
+                lane.require_takeover()
+            raise RefreshNeededError
         known = [
             lane
             for lane in lanes
-            if lane.progress is not None and clock.now < lane.expires_at
+            if lane.progress is not None
+            and clock.now < lane.expires_at
+            and self._claims.has_floor(lane.progress)
         ]
         elsewhere = await self._search_other_days(connection, known)
         known = [lane for lane in known if lane.number not in elsewhere]
@@ -208,22 +214,8 @@ class Takeover:
                 lane for lane in known if lane in far or lane.searches % _ALL_DAYS == 0
             ]
         await self._search_below(connection, below, view)
-        self._claims.note_assigned(view.next_xid, clock.seq)
+        self._claims.note(view, clock.seq)
         return view
-
-    def _require_ascent(self, lanes: Iterable[LogLane], view: ReadView) -> None:
-        """Make the caller take all of its lanes over if the sequence was set back.
-
-        The clock that it has read may be from before.
-        """
-        file, self._file = self._file, view.file
-        if file in {0, view.file} and all(view.follows(it.view) for it in lanes):
-            return
-        self._claims.start_over(ceiling=-1)
-        for lane in lanes:
-            lane.require_takeover()
-            lane.claimed_in(view)
-        raise RefreshNeededError
 
     async def _take_over(
         self,

@@ -28,6 +28,6 @@ class ReadView(NamedTuple):
         parsed = Snapshot.parse(snapshot)
         return cls(parsed, parsed.xmin + int(age), int(seq), int(file))
 
-    def follows(self, before: "ReadView | None") -> bool:
-        """Whether the sequence has only advanced since an earlier view."""
-        return before is None or (self.file == before.file and self.seq >= before.seq)
+    def follows(self, seq: int, file: int) -> bool:
+        """Whether the sequence has only advanced since; file 0: any could follow."""
+        return file == 0 or (self.file == file and self.seq >= seq)

@@ -28,7 +28,7 @@ from relay.claim import problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import MAX_REASON, publish_messages
 from relay.publisher import Nacked, Publisher
-from relay.reader import ORIGIN, Reader
+from relay.reader import ORIGIN, RelayReader
 
 _APPLICATION: Final = "pillarbox relay dead letters"
 
@@ -84,7 +84,7 @@ class PublishingRetrier:
                 return Outcome.SKIPPED
             letter = Letter.of(rows[0])
             reader = letter.origin.removeprefix(ORIGIN)
-            await Reader(reader, self._broker, publisher).require(connection)
+            await RelayReader(reader, self._broker, publisher).require(connection)
             nacked = await self._publish(letter, publisher)
             failure = None
             if nacked is None:

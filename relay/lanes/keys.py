@@ -1,17 +1,17 @@
 """Decides whether a message may go: whether no earlier one of its key waits.
 
-A message without a key may go once it is due. One with a key is in one of these states:
+A message without a key waits for no other. A key is
 
-- *free*: none of its key waits. It may go.
-- *blocked*: a message of its key was refused or got no answer, and waits. That is the
-  *head*. Messages behind it wait in the log, `outbox.deferral`, new ones as well.
-- *draining*: the head is due or settled. Claims read the messages of the key from the
-  log, in order of seq, up to the next head; these are *next*. Messages added in the
-  meantime go to the log as well, behind them. Only a claim that reads the log of a key
-  to its end includes new messages of the key, in the same batch, after those from the
-  log. Then the key is free.
-- *due*: it waited for a point in time, before its key was blocked or while it was free.
-  It may go if its key is free; otherwise it waits behind the others.
+- *free* if none of its messages waits: new ones may go;
+- *blocked* once one of them, the *head*, was refused or got no answer: new ones are
+  written to the log, `outbox.deferral`, and *wait* there behind it;
+- *draining* once the head is due or settled: claims read its messages from the log, in
+  order of seq, up to the next head. These are *next*: they may go. New ones are still
+  written to the log, until a claim reads the log of the key to its end; that claim
+  includes new ones as well, after those from the log, and the key is free.
+
+A message that waits for a point in time is *due* once that has come. It may go if its
+key is free; otherwise it waits behind the others.
 
 Within a batch, a message may go if no earlier one of its key failed: see `BatchKeys`.
 

@@ -1,5 +1,7 @@
 """No message that waits is lost, or overtaken by one of its key."""
 
+from typing import Self
+
 import pytest
 from typing_extensions import override
 
@@ -14,6 +16,9 @@ SMALL = {
         "-k-", Budget(refusals=1)
     ),
     "a head that is refused twice": WaitingModel("kkk", Budget(refusals=2)),
+    "a claim that leaves messages of a draining key": WaitingModel(
+        "kkkk", Budget(refusals=1), most=6, fits=1
+    ),
     "an outage of the broker": WaitingModel("kjk", Budget(outages=1)),
     "an outage while a key drains": WaitingModel("kkk", Budget(refusals=1, outages=1)),
     "no answer for one of several rows": WaitingModel("kjkj", Budget(partial=1)),
@@ -99,6 +104,14 @@ class StopsThoughTheHeadIsDue(LaneKeys):
         super().claimed(number, claim)
 
 
+class ForgetsWhatIsLeft(WaitingClaim):
+    """Frees a key although not all of its messages fit into the claim."""
+
+    @override
+    def cut(self, count: int) -> Self:
+        return self
+
+
 REFUSED = Budget(refusals=1)
 KILLED = Budget(refusals=1, kills=1)
 EACH = ("refused", "blocked", "unknown", "aside", "settled")
@@ -112,6 +125,9 @@ BROKEN = {
     ),
     "stops though the head is due": WaitingModel(
         "kk", Budget(refusals=2, kills=1), StopsThoughTheHeadIsDue, portion=1
+    ),
+    "forgets what is left": WaitingModel(
+        "kkkk", REFUSED, most=6, fits=1, waiting_claim=ForgetsWhatIsLeft
     ),
     "does not read to the end": WaitingModel("kkkk", REFUSED, reads_to_the_end=False),
     "no fence": WaitingModel("kjk", Budget(refusals=1, losses=1), has_fence=False),

@@ -161,6 +161,8 @@ class WaitingModel:
         most: the maximum number of rows in a claim.
         has_fence: a settlement is refused if another one came first.
         reads_log: a new lane's log is read before the first claim.
+        fits: the number of waiting messages that fit into a claim; None: all.
+        waiting_claim: the class that decides which of them go.
         portion: the number of log entries that a refresh reads; None: all.
         asks_for_keys: until the log is read, a claim asks the table which keys wait.
         reads_to_the_end: a key is free only when a claim has read its log to the end.
@@ -174,6 +176,8 @@ class WaitingModel:
     most: int = 2
     has_fence: bool = True
     reads_log: bool = True
+    fits: int | None = None
+    waiting_claim: type[WaitingClaim] = WaitingClaim
     portion: int | None = None
     asks_for_keys: bool = True
     reads_to_the_end: bool = True
@@ -297,7 +301,7 @@ class WaitingModel:
         claim = self.claim_waiting(database, keys)
         loaded = tuple(
             message.seq
-            for message in claim.messages
+            for message in claim.messages[: self.fits]
             # Otherwise a later entry exists.
             if message.seq in open_entries
             and open_entries[message.seq].number == message.entry
@@ -321,9 +325,9 @@ class WaitingModel:
         due = keys.next_due(-(-half // 2) if keys.draining else half)
         draining = self.read_keys(database, keys, half - len(due))
         blocked = {(16, it.key) for it in due if it.key and keys.is_blocked(it.key)}
-        claim = WaitingClaim.of([16], due, draining, blocked)
+        claim = self.waiting_claim.of([16], due, draining, blocked)
         return replace(
-            claim.cut(len(claim.messages)),
+            claim.cut(len(claim.messages[: self.fits])),
             due=tuple(claim.due),
             keys=tuple(claim.keys),
             messages=tuple(claim.messages),

@@ -43,7 +43,7 @@ from relay.events import (
     RelayStarted,
 )
 from relay.publisher import Acked, Confirmation, Nacked
-from relay.reader import Reader
+from relay.reader import RelayReader
 from relay.relay import Relay
 
 _MAX_SUSPECTS: Final = 256
@@ -152,7 +152,7 @@ class DirectSource:
         self._refusal: str | None = None
         self._taken_over: dict[int, Takeover] = {}
         self._running: asyncio.Task[None] | None = None
-        self._reader = Reader(consumer, DIRECT, self._handover)
+        self._reader = RelayReader(consumer, DIRECT, self._handover)
         self._relay = Relay(
             url,
             self._handover,

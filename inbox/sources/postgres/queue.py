@@ -179,12 +179,10 @@ class Queue:
             max_rows=self._prefetch,
         )
         view = ReadView.parse(found[0][-1])
-        if not is_fresh:
-            if plan.is_stale(lanes, view):
-                raise RefreshNeededError
-            for lane in lanes:
-                lane.claimed_in(view)
         rows = [_Row.of(row) for row in found if row[0] is not None]
+        lowest = {row.lane: row.seq for row in reversed(rows)}
+        if not is_fresh and self._reader.claims.is_stale(plan, view, lowest):
+            raise RefreshNeededError
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
         is_cut = False
