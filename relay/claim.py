@@ -100,7 +100,6 @@ async def claim_batch(
         except RefreshNeededError:
             needs_refresh = True
             continue
-        board.served(batch.reached)
         if config.codec is not None:
             batch.rows = [decode_row(row, config.codec) for row in batch.rows]
         return batch
@@ -275,11 +274,12 @@ class _Claim:
         batch = self._batch
         numbers = [lane.number for lane in self._lanes]
         end = len(numbers) if cut is None else numbers.index(cut) + 1
-        batch.reached = self._lanes[:end]
+        reached = self._lanes[:end]
+        self._board.served(reached)
         mine = {row.lane for row in rows if row.verdict != "other"}
         skipped = Counter(row.lane for row in rows if row.verdict == "other")
         publishes = {row.lane for row in batch.rows}
-        for lane in batch.reached:
+        for lane in reached:
             number = lane.number
             extent = Extent(up_to.get(number, -1), view, is_cut=number == cut)
             if others := skipped.get(number, 0):

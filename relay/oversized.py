@@ -8,7 +8,6 @@ the others.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
@@ -40,17 +39,14 @@ class OversizedRows:
         self._link = link
         self._reader = reader
         self._notify = notify
-        self._rows: deque[ClaimedMessage] = deque()
-        self._ids: set[UUID] = set()
+        self._rows: dict[UUID, ClaimedMessage] = {}
         self._some = asyncio.Event()
 
     def add(self, rows: Iterable[ClaimedMessage]) -> None:
         """Queue rows whose settlement is recorded; `run` moves them."""
         for row in rows:
-            if row.id not in self._ids:
-                self._ids.add(row.id)
-                self._rows.append(row)
-                self._some.set()
+            self._rows.setdefault(row.id, row)
+            self._some.set()
 
     async def run(self) -> None:
         """Move rows until cancelled."""
@@ -58,15 +54,16 @@ class OversizedRows:
         try:
             while True:
                 await self._some.wait()
-                row = self._rows.popleft()
+                row = next(iter(self._rows.values()))
                 try:
                     await self._move(row)
                 except DATABASE_ERRORS as error:
-                    self._rows.append(row)
+                    # The others come first.
+                    self._rows[row.id] = self._rows.pop(row.id)
                     await retry.failed(error)
-                else:
-                    self._ids.discard(row.id)
-                    retry.succeeded()
+                    continue
+                del self._rows[row.id]
+                retry.succeeded()
                 if not self._rows:
                     self._some.clear()
         finally:

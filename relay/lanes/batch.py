@@ -86,14 +86,12 @@ class ClaimedBatch:
         rows: to be published.
         withheld: messages that are not published now, and why.
         extents: how far lanes were read whose positions are to be stored.
-        reached: the lanes that the claim reached.
     """
 
     lanes: Sequence[Lane]
     rows: list[ClaimedMessage] = field(default_factory=list)
     withheld: list[tuple[ClaimedMessage, Disposition]] = field(default_factory=list)
     extents: dict[int, Extent] = field(default_factory=dict)
-    reached: Sequence[Lane] = ()
 
     def release(self) -> Sequence[Lane]:
         """Keep only the lanes with something to settle; return the others."""
