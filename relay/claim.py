@@ -254,13 +254,11 @@ async def _claim_next(
     by_number = {lane.number: lane for lane in lanes}
     strange = _find_strange(taken, by_number)
     if not has_looked:
-        has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
-        if strange or has_fallen or claiming.lanes_to_look(look.snapshot):
+        places = [(row[0], row[1]) for row in taken]
+        if strange or board.reader.must_look(claiming, look, drawn, places):
             for row in strange:
                 by_number[row[0]].progress = None
             raise MustLookError
-        for lane in lanes:
-            lane.drawn = drawn
     # A DEFAULT partition has them, which the doctor reports: no position can be stored.
     passed = {row[0]: row[1] for row in strange}
     skipped: Counter[int] = Counter()
@@ -291,8 +289,7 @@ async def _claim_next(
     found.rows += due
     board.note_claim(len(taken))
     seen = max([*last.values(), *passed.values()], default=-1)
-    if seen <= drawn.seq:  # the table's owner can have chosen a higher one
-        board.reader.note(look.next_xid, seen)
+    board.reader.note(look, drawn, seen)
     end = None if following is None else following[0]
     found.reached = _reached(lanes, end)
     waits = {row.lane for row in found.rows}

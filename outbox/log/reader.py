@@ -52,6 +52,12 @@ _REFRESHED: Final = timedelta(hours=1)
 _SOON: Final = timedelta(minutes=1)
 _FAR: Final = 100_000
 """So many rows above its floor, a late row is searched by its transaction."""
+_SLACK: Final = 256
+"""By so many numbers the sequence may be set back without a claim noticing.
+
+It can have passed its old value again before the next claim. So each claim reads this
+many numbers again; most of them belong to other lanes.
+"""
 _RECENT: Final = 10_000
 """Transactions so close together are searched as a range."""
 _MOST_XIDS: Final = 16
@@ -137,12 +143,10 @@ class LogLane:
         taken_at: the next transaction id when its claims began to read these days only.
         looked: the snapshot in which all other days were searched.
         looks: how often.
-        drawn: what the sequence had drawn at the last claim or look.
         expires_at: when the lane must be taken over again.
     """
 
     __slots__ = (
-        "drawn",
         "expires_at",
         "known_at",
         "looked",
@@ -159,7 +163,6 @@ class LogLane:
         self.taken_at = 0
         self.looked = Snapshot(1, 1)
         self.looks = 0
-        self.drawn: Drawn | None = None
         self.expires_at = _BEGINNING
 
     def taken_over(self, progress: Progress) -> None:
@@ -213,7 +216,8 @@ class LogReader:
         """The last seq drawn, if rows have higher ones: the sequence was set back, or
         the table's owner has chosen a seq. Then the seqs of rows say nothing about the
         floors of transactions."""
-        self._file = 0
+        self._drawn: Drawn | None = None
+        """What the sequence had drawn at the last claim or look."""
         self._entry_file = 0
         self._opened_at = 0.0
 
@@ -225,7 +229,7 @@ class LogReader:
         """
         if at > self._opened_at:
             self._opened_at = at
-            self._floors, self._ceiling, self._file = Floors(), _NO_END, 0
+            self._floors, self._ceiling, self._drawn = Floors(), _NO_END, None
 
     async def read_clock(self, connection: Connection) -> Clock:
         """Read the clock, before the transaction that looks.
@@ -287,15 +291,18 @@ class LogReader:
         Raises:
             MustLookError: read the clock again, and repeat it.
         """
-        started = time.monotonic()
+        started, before = time.monotonic(), self._drawn
         cursor = await connection.execute(load("outbox.log", "look", log=self._log))
         ((text,),) = await cursor.fetchall()
         look, drawn = Look.parse(text), Drawn.parse(text)
-        self._require_ascent(lanes, drawn)
+        if not drawn.follows(before):
+            self._fell(lanes, drawn)
         known = [
             lane
             for lane in lanes
-            if lane.progress is not None and clock.now < lane.expires_at
+            if lane.progress is not None
+            and clock.now < lane.expires_at
+            and self._lowest_floor(lane.progress) >= 0
         ]
         elsewhere = await self._look_elsewhere(connection, known)
         known = [lane for lane in known if lane.number not in elsewhere]
@@ -304,7 +311,6 @@ class LogReader:
         for lane in lanes:
             lane.looked = look.snapshot
             lane.looks += 1
-            lane.drawn = drawn
         if self._is_beyond(lanes, clock):
             below = known
         else:
@@ -313,20 +319,17 @@ class LogReader:
         await self._look_below(connection, below, look)
         for lane in new:
             lane.known_at = started
-        self._floors = self._floors.note(look.next_xid, clock.seq)
+        self.note(look, drawn, clock.seq)
         return look
 
-    def _require_ascent(self, lanes: Iterable[LogLane], drawn: Drawn) -> None:
-        """Make the caller take all of its lanes over if the sequence was set back.
+    def _fell(self, lanes: Iterable[LogLane], drawn: Drawn) -> NoReturn:
+        """Make the caller take all of its lanes over: the sequence was set back.
 
         The clock that it has read may be from before.
         """
-        file, self._file = self._file, drawn.file
-        if file in {0, drawn.file} and all(drawn.follows(it.drawn) for it in lanes):
-            return
-        self._floors, self._ceiling = Floors(), -1
+        self._floors, self._ceiling, self._drawn = Floors(), -1, drawn
         for lane in lanes:
-            lane.progress, lane.drawn = None, drawn
+            lane.progress = None
         raise MustLookError
 
     def _is_beyond(self, lanes: Iterable[LogLane], clock: Clock) -> bool:
@@ -537,7 +540,7 @@ class LogReader:
         for one in near:
             floors.update(one.open)
         several = [
-            (lane.number, part._replace(start=min(part.start, floor)))
+            (lane.number, part._replace(start=min(part.start, floor - _SLACK)))
             for lane, own, floor in parts
             if len(own) > 1
             for part in own
@@ -546,7 +549,8 @@ class LogReader:
             {
                 "lanes": plain_array(lane.number for lane, _, _ in parts),
                 "starts": plain_array(
-                    min(floor, *[part.start for part in own]) for _, own, floor in parts
+                    min(floor - _SLACK, *[part.start for part in own])
+                    for _, own, floor in parts
                 ),
                 "up_tos": plain_array(
                     own[0].position.up_to if len(own) == 1 else None
@@ -567,9 +571,9 @@ class LogReader:
                     _quoted(part.position.snapshot for _, part in several)
                 ),
                 "hidden": plain_array(floors),
-                "floors": plain_array(floors.values()),
+                "floors": plain_array(floor - _SLACK for floor in floors.values()),
                 "since": str(min((one.since for one in near), default=_NO_END)),
-                "floor": min((one.floor for one in near), default=_NO_END),
+                "floor": min((one.floor for one in near), default=_NO_END) - _SLACK,
                 "base": self.base,
                 "oldest": min(
                     [own[0].oldest for _, own, _ in parts], default=_BEGINNING
@@ -579,17 +583,49 @@ class LogReader:
                 ),
             },
             far,
+            near,
+            {lane.number: min(part.start for part in own) for lane, own, _ in parts},
+            self._drawn,
+            is_known=all(floor >= 0 for *_, floor in parts),
+        )
+
+    def must_look(
+        self,
+        claiming: "Claiming",
+        look: Look,
+        drawn: Drawn,
+        places: Iterable[tuple[int, int]],
+    ) -> bool:
+        """Whether a claim may have missed rows, so that a look must come first.
+
+        Args:
+            places: the lane and the seq of each row that it has read.
+        """
+        if self._ceiling == _NO_END and claiming.contradicts(look.snapshot, places):
+            # The look takes all lanes over.
+            self._drawn = Drawn(_NO_END, 0)
+            return True
+        return not (
+            claiming.is_known
+            and drawn.follows(claiming.drawn)
+            and not claiming.lanes_to_look(look.snapshot)
         )
 
     def _lowest_floor(self, progress: Progress) -> int:
-        """Return a seq below those that transactions draw which have no id yet."""
-        if self._ceiling == _NO_END:
-            return _NO_END
+        """Return a seq below those of transactions that had no id; -1: none is known.
+
+        After the sequence was set back, theirs can be lower.
+        """
+        if progress.as_of is not None:
+            return _NO_END  # It is read to its end as of an older snapshot.
         return self._floors.of(progress.next_xid)
 
-    def note(self, next_xid: int, seq: int) -> None:
-        """Record the last row that a claim has read, and the id after its snapshot."""
-        self._floors = self._floors.note(next_xid, min(seq, self._ceiling))
+    def note(self, look: Look, drawn: Drawn, seq: int) -> None:
+        """Record the last seq that was drawn, and that of the last row read."""
+        self._drawn = max(drawn, self._drawn or drawn)
+        # The table's owner can have chosen a seq that isn't drawn yet.
+        if 0 <= seq <= max(drawn.seq, 0):
+            self._floors = self._floors.note(look.next_xid, min(seq, self._ceiling))
 
     def forget(self, lanes: Iterable[LogLane]) -> None:
         """Forget what only concerns transactions that have ended for all lanes."""
@@ -658,10 +694,26 @@ class Claiming(NamedTuple):
     Attributes:
         far: transactions whose end would make the claim start far below a position, or
             in other days, with the lanes. If one has ended in its snapshot, look first.
+        near: the other transactions whose end makes the claim start lower.
+        starts: where it starts in each lane if none of them has ended.
+        drawn: what the sequence had drawn before.
+        is_known: whether each lane has a floor.
     """
 
     parameters: dict[str, Any]
     far: Sequence[tuple[Hidden, Sequence[LogLane]]]
+    near: Sequence[Hidden]
+    starts: Mapping[int, int]
+    drawn: Drawn | None
+    is_known: bool
+
+    def contradicts(
+        self, snapshot: Snapshot, places: Iterable[tuple[int, int]]
+    ) -> bool:
+        """Whether rows were read that only a sequence that was set back can number."""
+        floors = [hidden.find_floor(snapshot) for hidden in self.near]
+        floor = min([one for one in floors if one is not None], default=_NO_END)
+        return any(seq <= min(self.starts[lane], floor) for lane, seq in places)
 
     def lanes_to_look(self, snapshot: Snapshot) -> list[LogLane]:
         """Return the lanes that need a look before this claim counts."""

@@ -205,6 +205,8 @@ class LogModel:
             `floors`; or nothing but the broker's answers.
         is_broker: whether the server is also the broker, and loses what it took.
         trusts_acks: whether the broker's answers from before a crash count.
+        set_back: by how many numbers the sequence is set back.
+        slack: how many numbers below the floors claims read again.
     """
 
     scripts: Sequence[str]
@@ -233,6 +235,8 @@ class LogModel:
     crosses: str = ""
     is_broker: bool = False
     trusts_acks: bool = True
+    set_back: int = 99
+    slack: int = 0
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -381,6 +385,9 @@ class LogModel:
         if self.lists_days:
             days = DAYS[:1]
         owner = Owner(self.new_progress(state, days))
+        if self.slack:
+            floors = owner.floors.note(database.next_xid, database.next_seq - 1)
+            owner = owner._replace(floors=floors)
         owner = owner._replace(entries=self.remember(database.entries))
         yield "a relay takes the lane", _with_owner(state, number, owner)
 
@@ -602,6 +609,10 @@ class LogModel:
                 start = -1
             if not self.claims_late:
                 start = up_to
+            if self.slack and as_of is None:
+                floors = [owner.floors.of(owner.progress.next_xid)]
+                floors += [] if floor is None else [floor]
+                start = min(start, min(floors) - self.slack)
             found += [
                 row
                 for row in database.rows
@@ -843,10 +854,11 @@ class LogModel:
                     self.insert_by_hand(state, seq),
                 )
         if budget.resets and database.next_seq > 1:
+            seq = max(1, database.next_seq - self.set_back)
             yield (
-                "the sequence is set back",
+                f"the sequence is set back to {seq}",
                 state._replace(
-                    database=database._replace(next_seq=1),
+                    database=database._replace(next_seq=seq),
                     budget=budget._replace(resets=budget.resets - 1),
                 ),
             )

@@ -65,6 +65,17 @@ SMALL = {
     "a sequence set back, without floors": LogModel(
         ["--.", "x-.", "-."], Budget(resets=1), has_floors=False, is_ordered=False
     ),
+    "a sequence set back by two, which may have caught up": LogModel(
+        ["--.", "-.", "-."], Budget(resets=1), set_back=2, slack=2, is_ordered=False
+    ),
+    "a sequence set back by two, two rows in a claim and a kill": LogModel(
+        ["--.", "x-."],
+        Budget(resets=1, kills=1),
+        most=2,
+        set_back=2,
+        slack=2,
+        is_ordered=False,
+    ),
     "cached numbers, without floors or order": LogModel(
         ["--.", "--.", "k."], cache=2, has_floors=False, is_ordered=False
     ),
@@ -123,6 +134,9 @@ LARGE = {
     ),
     "a lost lease, and the session ended": LogModel(
         ["kk.", "xk."], Budget(refusals=1, losses=1), fence="session"
+    ),
+    "a sequence set back by two, and late rows": LogModel(
+        ["--.", "x-.", "-."], Budget(resets=1), set_back=2, slack=2, is_ordered=False
     ),
     "two late rows, cut": LogModel(["x-k.", "-k.", "jj."]),
     "a prepared transaction and a crash of the server": LogModel(
@@ -217,6 +231,9 @@ BROKEN = {
     ),
     "a sequence set back, with floors": LogModel(
         ["--.", "-.", "-."], Budget(resets=1), is_ordered=False
+    ),
+    "a sequence set back by two, and claims read one number again": LogModel(
+        ["--.", "--.", "-."], Budget(resets=1), set_back=2, slack=1, is_ordered=False
     ),
     "cached numbers, and the order of keys": LogModel(
         ["-k.", "kk."], cache=2, has_floors=False

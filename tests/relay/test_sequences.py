@@ -8,8 +8,9 @@ import psycopg
 import pytest
 
 from outbox.errors import ConfigError
+from outbox.lane import Priority, lane_of
 from outbox.postgres.connection import connect, conninfo
-from pillarbox import Message
+from pillarbox import Message, uuid7
 from relay.events import BatchSettled
 from relay.publisher import Nacked
 from tests.fixtures.positions import REPLAY
@@ -24,10 +25,21 @@ from tests.fixtures.relay import (
     unsettled,
 )
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.relay.test_claim import board_of_all_lanes, claim
 
 RARELY = timedelta(hours=1)
 AGAIN = "SELECT outbox.add('again', '{}'::jsonb, key => 'k')"
+NEIGHBOUR = next(  # a key of the same lane
+    key
+    for key in map(str, range(1000))
+    if lane_of(key, uuid7(), Priority.DEFAULT)
+    == lane_of("k", uuid7(), Priority.DEFAULT)
+)
+SET_BACK = (
+    "SELECT setval('outbox.message_seq', last_value - {}) FROM outbox.message_seq"
+)
+MANY = " FROM generate_series(1, {})"
 FALLS = {
     "restarted": "ALTER SEQUENCE outbox.message_seq RESTART",
     "set back": "SELECT setval('outbox.message_seq', 3)",
@@ -64,6 +76,15 @@ async def refusal(relay: Running) -> str:
     return str(error.exceptions[0])
 
 
+async def settle(url: str, publisher: ScriptedPublisher, count: int) -> None:
+    """Publish so many messages, and let a claim begin while nothing else goes on."""
+    insert(url, *again(count - 1))
+    await publisher.until_acked(count - 1)
+    await asyncio.to_thread(wait_for, "settled", lambda: not unsettled(url))
+    insert(url, *again(1))
+    await publisher.until_acked(count)
+
+
 def again(count: int = 5) -> Sequence[Message]:
     return [Message("again", b"", key="k") for _ in range(count)]
 
@@ -98,6 +119,55 @@ async def test_each_time_that_the_sequence_falls_messages_are_published(
             await publisher.until_acked(turn * 30)
             execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
     assert unsettled(database_url) == 0
+
+
+@pytest.mark.parametrize("by", [1, 3, 100, 400])
+async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing(
+    by: int, database_url: str
+) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, sweep_interval=RARELY):
+        await settle(database_url, publisher, 500)
+        # Only the commit wakes the relay.
+        execute(database_url, f"{SET_BACK.format(by)}; {AGAIN}{MANY.format(by + 5)}")
+        await publisher.until_acked(505 + by)
+    assert len(publisher.topics()) == 505 + by
+    assert unsettled(database_url) == 0
+
+
+async def test_a_number_assigned_again_is_found_when_it_commits_late(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    with psycopg.connect(conninfo(database_url)) as slow:
+        async with running(database_url, publisher, sweep_interval=RARELY):
+            await settle(database_url, publisher, 50)
+            slow.execute(SET_BACK.format(9))
+            slow.execute(
+                "SELECT outbox.add('late', '{}'::jsonb, key => %s)", [NEIGHBOUR]
+            )
+            execute(database_url, AGAIN + MANY.format(20))
+            await publisher.until_acked(70)
+            insert(database_url, *again(300))
+            await publisher.until_acked(370)
+            slow.commit()
+            await publisher.until_acked(371)
+    assert publisher.topics()[-1] == "late"
+
+
+async def test_more_late_messages_than_a_batch_takes_are_published_once(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, batch_size=10, sweep_interval=RARELY):
+        insert(database_url, *again(60))
+        await publisher.until_acked(60)
+        execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
+        insert(database_url, *again(50))
+        await publisher.until_acked(110)
+        insert(database_url, Message("last", b"", key="k"))
+        await publisher.until_acked(111)
+    assert publisher.topics() == [*["again"] * 110, "last"]
 
 
 async def test_a_transaction_that_was_open_while_the_sequence_fell_is_found(

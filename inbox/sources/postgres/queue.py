@@ -184,13 +184,10 @@ class Queue:
             max_rows=self._prefetch,
         )
         look, drawn = Look.parse(found[0][-1]), Drawn.parse(found[0][-1])
-        if not has_looked:
-            has_fallen = not all(drawn.follows(lane.drawn) for lane in lanes)
-            if has_fallen or claiming.lanes_to_look(look.snapshot):
-                raise MustLookError
-            for lane in lanes:
-                lane.drawn = drawn
         rows = [_Row.of(row) for row in found if row[0] is not None]
+        places = [(row.lane, row.seq) for row in rows]
+        if not has_looked and self._reader.must_look(claiming, look, drawn, places):
+            raise MustLookError
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
         is_cut = False
@@ -203,9 +200,7 @@ class Queue:
                 lane.expires_at = datetime.min.replace(tzinfo=UTC)
                 self.sweep_soon()
         seen = max((row.seq for row in rows), default=-1)
-        if seen <= drawn.seq:
-            # The table's owner can have chosen a higher one.
-            self._reader.note(look.next_xid, seen)
+        self._reader.note(look, drawn, seen)
         self._tenants.claimed([row.message.tenant for row in taken], full=is_full)
         return is_full or is_cut
 

@@ -1,6 +1,7 @@
 """Consumers in the outbox's own database can read it without a relay."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -27,6 +28,7 @@ from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ProxiedUrl
 
+HOUR = timedelta(hours=1)
 BROKER = "postgres:///?direct=true"
 
 
@@ -159,6 +161,41 @@ async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
             for delivery in await source.receive(limit=10):
                 received += 1
                 await delivery.ack()
+
+
+FALLS = (
+    *(f"SELECT setval('outbox.message_seq', last_value - {by})" for by in (1, 3, 400)),
+    "SELECT setval('outbox.message_seq', 1, false)",
+)
+
+
+@pytest.mark.parametrize("fall", FALLS)
+async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing(
+    fall: str, database_url: str
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(
+        direct(database_url), consumer="billing", topics=["t"], poll_interval=HOUR
+    )
+    async with source, asyncio.timeout(60):
+        insert(database_url, *(Message("t", b"", key="k") for _ in range(500)))
+        await receive(source, 500)
+        execute(
+            database_url,
+            f"{fall} FROM outbox.message_seq; SELECT outbox.add('t', '{{}}'::jsonb,"
+            " key => 'k', tenant => 'again') FROM generate_series(1, 505)",
+        )
+        assert await receive(source, 505) == {"again": 505}
+
+
+async def receive(source: DirectSource, count: int) -> Counter[str | None]:
+    """Receive and ack so many deliveries; return how many each tenant has got."""
+    tenants: Counter[str | None] = Counter()
+    while tenants.total() < count:
+        for delivery in await source.receive(limit=100):
+            tenants[delivery.message.tenant] += 1
+            await delivery.ack()
+    return tenants
 
 
 async def receive_for_ever(source: DirectSource) -> None:

@@ -389,6 +389,26 @@ async def test_resetting_the_sequence_loses_nothing(
     assert count_holding(database_url) == 0
 
 
+@pytest.mark.parametrize("by", [1, 3, 400])
+async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing(
+    by: int, database_url: str
+) -> None:
+    async with replica(database_url, prefetch=1000) as working:
+        await publish(database_url, *numbered(500))
+        await working.ack(*await working.claim())
+        assert await working.claim() == []
+        execute(
+            database_url,
+            f"SELECT setval('inbox.message_seq', last_value - {by})"
+            " FROM inbox.message_seq",
+        )
+        await publish(database_url, *numbered(by + 5))
+        rows = await working.claim()
+        assert numbers(rows) == [*range(by + 5)]
+        await working.ack(*rows)
+    assert count_holding(database_url) == 0
+
+
 async def test_what_is_in_hand_when_the_sequence_is_set_back_is_not_handled_again(
     database_url: str,
 ) -> None:

@@ -11,7 +11,7 @@ from psycopg.rows import TupleRow
 
 from outbox.log.hidden import Floors
 from outbox.log.position import Snapshot
-from outbox.log.reader import LogReader
+from outbox.log.reader import Drawn, LogReader, Look
 
 OLD = Snapshot.parse("10:14:10,12")
 NEW = Snapshot.parse("12:20:12,17")
@@ -64,7 +64,7 @@ def test_only_a_newer_session_forgets_which_numbers_had_been_drawn_by_when() -> 
     """A standby that took over uses the ids and the numbers again."""
     reader = LogReader("main")
     reader.opened(2.0)
-    reader.note(10, 100)
+    reader.note(Look(Snapshot(10, 10), 10), Drawn(100, 1), 100)
     for older in (1.0, 2.0):
         reader.opened(older)
         assert reader._floors.of(10) == 100
