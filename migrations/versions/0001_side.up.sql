@@ -91,7 +91,6 @@ CREATE TABLE {schema}.position (
     deferred      integer     NOT NULL DEFAULT 0,
     lane          smallint    NOT NULL,
     reader        text        NOT NULL,
-    owner         uuid        NOT NULL,
     snapshot      pg_snapshot NOT NULL,
     late_snapshot pg_snapshot,
     next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -114,7 +113,6 @@ COMMENT ON COLUMN {schema}.position.number IS 'counts the settlements of the lan
 COMMENT ON COLUMN {schema}.position.up_to IS
     'rows up to this seq are covered if their transaction is visible in the snapshot, or if {schema}.base covers them';
 COMMENT ON COLUMN {schema}.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
-COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled';
 COMMENT ON COLUMN {schema}.position.snapshot IS 'that of the claim';
 COMMENT ON COLUMN {schema}.position.next_xid IS
     'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
