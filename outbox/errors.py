@@ -326,10 +326,15 @@ def _place_of(error: BaseException) -> str:
     return f"raised in {place_in(frames[::-1])}" if frames else ""
 
 
+def own_frame(frames: Sequence[tuple[FrameType, int]]) -> tuple[FrameType, int]:
+    """Return the first frame of the application, or of all if there is none."""
+    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
+    return next(own, frames[0])
+
+
 def place_in(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Name the innermost function of the application; they begin with the innermost."""
-    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
-    frame, line = next(own, frames[0])
+    frame, line = own_frame(frames)
     name = re.split(r"[/\\]", frame.f_code.co_filename)[-1]
     return f"{frame.f_code.co_qualname} ({name}, line {line})"
 

@@ -14,7 +14,7 @@ from outbox.errors import InvalidMessageError
 from outbox.lane import Priority, lane_of
 from outbox.limits import STORED_HEADERS, reserved_header
 from pillarbox import Message, insert_statement, uuid7
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
@@ -110,7 +110,7 @@ async def test_a_dead_letter_with_a_reserved_name_is_not_published_by_a_retry(
     give_up(database_url, Message("t", b"", headers={"ce-tenant": "forged"}))
     publisher = ScriptedPublisher()
 
-    async with publishing_retrier(database_url, lambda: publisher) as retrier:
+    async with PublishingRetrier(database_url, lambda: publisher) as retrier:
         found = await find(retrier, Criteria())
         assert await retry_all(retrier, found) == RetryCounts(failed=1)
 

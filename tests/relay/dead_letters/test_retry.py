@@ -19,7 +19,7 @@ from outbox.payload.payload_codec import encoded
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
 from relay.config import RelayConfig
-from relay.dead_letters.retry import PublishingRetrier, publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.foreign_messages import DEEP
@@ -56,7 +56,7 @@ class Workbench:
     async def retrier(
         self, schedule: RetrySchedule | None = None
     ) -> AsyncIterator[PublishingRetrier]:
-        async with publishing_retrier(
+        async with PublishingRetrier(
             self.url,
             lambda: self.publisher,
             schedule=schedule,
@@ -110,7 +110,7 @@ async def test_an_encoded_payload_is_decoded_for_the_broker_and_stored_encoded(
     message = Message("orders", {"secret": 1}, key="k")
     give_up(bench.url, encoded(message, Backwards()))
     config = RelayConfig(codec=Backwards())
-    async with publishing_retrier(
+    async with PublishingRetrier(
         bench.url, lambda: bench.publisher, config=config
     ) as retrier:
         found = await find(retrier, PENDING)
