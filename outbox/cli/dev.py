@@ -5,7 +5,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,12 +23,12 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import write_line
 from outbox.cli.supervisor import run_coroutine
+from outbox.dev.extensions import find_extensions
 from outbox.dev.parts import PILLARBOX, Part, Parts, say
 from outbox.dev.project import Project
 from outbox.dev.server import Server, choose_server
 from outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
 from outbox.postgres.connection import conninfo
-from outbox.postgres.sql_files import load
 from outbox.testing.lifetime import free_port
 from outbox.url import without_password
 
@@ -144,7 +144,7 @@ async def _run(
 
 async def _migrate(parts: Parts, url: str) -> None:
     try:
-        partman, cron = await asyncio.to_thread(_find_extensions, url)
+        partman, cron = await asyncio.to_thread(find_extensions, url)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"database {without_password(url)}: {error}; start it, or leave out "
@@ -155,13 +155,6 @@ async def _migrate(parts: Parts, url: str) -> None:
         *([] if partman else ["--without-partman"]),
         *([] if cron else ["--without-cron"]),
     )
-
-
-def _find_extensions(url: str) -> Sequence[bool]:
-    """Return whether pg_partman can be installed, and pg_cron runs jobs here."""
-    with psycopg.connect(conninfo(url)) as connection:
-        (row,) = connection.execute(load("outbox", "available_extensions")).fetchall()
-    return row
 
 
 async def _start(
