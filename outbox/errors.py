@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from errno import errorcode
 from itertools import islice
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 # The part of a message of PostgreSQL or SQLAlchemy that quotes the row. In a text that
 # repr() or JSON wrote, a line begins after a backslash and a letter.
@@ -83,6 +83,11 @@ class InvalidMessageError(OutboxError, ValueError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"message {field} {shorten(value)}: {problem}; {remedy}")
+
+    @classmethod
+    def received(cls, field: str, value: object, problem: str) -> Self:
+        """Return the error about a message that another producer published."""
+        return cls(field, value, problem, "fix the producer")
 
 
 class CodecError(InvalidMessageError):

@@ -19,7 +19,7 @@ CREATE TABLE {schema}.process (
     broker        text        NOT NULL,
     reason        text,
     running_id    uuid,
-    running_handler text CONSTRAINT running_handler_short CHECK (length(running_handler) <= 500),
+    running_handler text,
     running_since timestamptz,
     running_due   timestamptz,
     role          name        NOT NULL DEFAULT session_user,
@@ -56,7 +56,7 @@ BEGIN ATOMIC
                                        running_id, running_handler, running_since, running_due)
     SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
            left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
-           beat.running_id, beat.running_handler, beat.running_since, beat.running_due
+           beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,

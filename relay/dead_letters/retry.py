@@ -152,10 +152,7 @@ class PublishingRetrier:
                         application_name=_APPLICATION,
                         # The transaction waits for the broker, which the publish
                         # timeout limits.
-                        settings={
-                            "idle_in_transaction_session_timeout": "0",
-                            "row_security": "off",
-                        },
+                        settings={"idle_in_transaction_session_timeout": "0"},
                     )
                 )
             yield self._connection
