@@ -42,7 +42,8 @@ def where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"
     frame, line = own_frame([*traceback.walk_tb(error.__traceback__)][::-1])
-    if (file := frame.f_code.co_filename) == __file__:
+    file = frame.f_code.co_filename
+    if file == __file__ or file.startswith("<frozen "):
         return "none of its lines has run"
     return f"{file}, line {line}"
 
