@@ -350,7 +350,7 @@ async def test_a_dead_letter_is_retried_in_the_transaction_of_its_handler(
         handles(consumer, "orders", batch=2 if is_batch else None)(handler)
         assert await retry(consumer.retrier()) == counts
         assert pool.closed
-        assert len(effects(url)) == receipts(url) == counts.succeeded
+        assert len(effects(url)) == receipts(url) == counts["succeeded"]
     assert states(url, "inbox") == [("SUCCEEDED", 1, "DeadLetter: no such order")]
 
 
