@@ -19,7 +19,7 @@ CREATE TABLE {schema}.process (
     broker        text        NOT NULL,
     reason        text,
     running_id    uuid,
-    running_handler text CONSTRAINT running_handler_short CHECK (length(running_handler) <= 500),
+    running_handler text,
     running_since timestamptz,
     running_due   timestamptz,
     role          name        NOT NULL DEFAULT session_user,
@@ -56,7 +56,7 @@ BEGIN ATOMIC
                                        running_id, running_handler, running_since, running_due)
     SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
            left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
-           beat.running_id, beat.running_handler, beat.running_since, beat.running_due
+           beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
@@ -91,7 +91,6 @@ CREATE TABLE {schema}.position (
     deferred      integer     NOT NULL DEFAULT 0,
     lane          smallint    NOT NULL,
     reader        text        NOT NULL,
-    owner         uuid        NOT NULL,
     snapshot      pg_snapshot NOT NULL,
     late_snapshot pg_snapshot,
     next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -114,7 +113,6 @@ COMMENT ON COLUMN {schema}.position.number IS 'counts the settlements of the lan
 COMMENT ON COLUMN {schema}.position.up_to IS
     'rows up to this seq are covered if their transaction is visible in the snapshot, or if {schema}.base covers them';
 COMMENT ON COLUMN {schema}.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
-COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled';
 COMMENT ON COLUMN {schema}.position.snapshot IS 'that of the claim';
 COMMENT ON COLUMN {schema}.position.next_xid IS
     'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';

@@ -391,7 +391,7 @@ BEGIN
            ) AS stored (position) ON true
      CROSS JOIN LATERAL (
            SELECT coalesce(stored.position,
-                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader, NULL,
+                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader,
                                r.since, NULL, pg_snapshot_xmax(r.since))::outbox.position)
            ) AS p (last)
      WHERE d.ends_at > last_positions.since;

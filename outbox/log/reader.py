@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
-from uuid import UUID, uuid4
 
 import psycopg
 
@@ -209,7 +208,6 @@ class LogReader:
         self.reader = reader
         self.since = Position()
         self._log = log
-        self.owner: UUID = uuid4()
         self._floors = Floors()
         self.base = -1
         self._ceiling = _NO_END
@@ -649,7 +647,6 @@ class LogReader:
             load("outbox.log", "store_positions", log=self._log),
             {
                 "reader": self.reader,
-                "owner": self.owner,
                 "starts": [row.day.starts_at for _, row in rows],
                 "ends": [row.day.ends_at for _, row in rows],
                 "lanes": [one.lane.number for one, _ in rows],

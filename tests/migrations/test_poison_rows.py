@@ -16,8 +16,8 @@ from tests.fixtures.sessions import execute
 
 POSITION = (
     "INSERT INTO {schema}.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, owner, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
-    " 0, 16, 'main', gen_random_uuid(), '{snapshot}', '{next_xid}'"
+    " reader, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
+    " 0, 16, 'main', '{snapshot}', '{next_xid}'"
     " FROM outbox.partitions('{schema}.message') WHERE ends_at > now() LIMIT 1"
 )
 USUAL = {"number": 1, "up_to": 1, "snapshot": "1:1:", "next_xid": 3}
