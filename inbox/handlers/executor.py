@@ -27,7 +27,7 @@ from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
 from inbox.idle import limit_idle, limiting
 from inbox.jobs.job import AnyJob, AsyncJob, Job
-from inbox.jobs.store import JobKey, Leased
+from inbox.jobs.store import Leased
 from inbox.processing import traced
 from inbox.transaction import hold, protected
 from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
@@ -218,16 +218,12 @@ class Executor:
                 return _called(session, function)
 
     def job(
-        self,
-        handler: Callable[..., Any],
-        key: JobKey,
-        leased: Leased,
-        message: Message,
+        self, handler: Callable[..., Any], leased: Leased, message: Message
     ) -> AnyJob:
         """Create the job that is passed to a long handler."""
         if is_async(handler):
-            return AsyncJob(self._sessions, key, leased, message, self._max_idle)
-        return Job(self._plain_sessions, key, leased, message, self._max_idle)
+            return AsyncJob(self._sessions, leased, message, self._max_idle)
+        return Job(self._plain_sessions, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without a session or a transaction."""

@@ -16,14 +16,7 @@ from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Executor
 from inbox.idle import limit_idle_now
-from inbox.jobs.store import (
-    JobKey,
-    JobState,
-    Leased,
-    finish_job,
-    renew_job,
-    return_job,
-)
+from inbox.jobs.store import JobState, Leased, finish_job, renew_job, return_job
 from inbox.receipt import record_receipt
 from inbox.verdict import connection_broke
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
@@ -56,23 +49,16 @@ class JobLease:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        key: JobKey,
-        leased: Leased,
-        seconds: float,
-        asked: float,
-        returns_to: JobState,
+        self, executor: Executor, leased: Leased, asked: float, returns_to: JobState
     ) -> None:
-        self.seconds = seconds
+        self.seconds = leased.seconds
         self.attempts = leased.attempts
         self.ended: asyncio.Future[StopReason] = (
             asyncio.get_running_loop().create_future()
         )
         self._executor = executor
-        self._key = key
         self._leased = leased
-        self._safe_until = asked + _SAFE * seconds
+        self._safe_until = asked + _SAFE * leased.seconds
         self._returns_to = returns_to
 
     async def keep(self, is_finishing: Callable[[], bool]) -> None:
@@ -97,20 +83,27 @@ class JobLease:
 
     async def succeed(self) -> bool:
         """End the job and record its receipt; return False if the lease is lost."""
+        leased, done = self._leased, JobState.SUCCESS
 
         def succeed(session: Session) -> bool:
-            record_receipt(session, self._key.id, self._key.consumer)
-            return finish(session)
+            record_receipt(session, leased.key.id, leased.key.consumer)
+            return finish_job(session, leased, done, attempts=self.attempts)
 
-        finish = self._finish(JobState.SUCCESS, None, self.attempts)
         return await self._write(succeed)
 
     async def end(
         self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
     ) -> bool:
         """End the job in another state; return False if the lease is lost."""
-        attempts = self.attempts if is_attempt else self.attempts - 1
-        return await self._write(self._finish(state, reason, attempts))
+        return await self._write(
+            partial(
+                finish_job,
+                leased=self._leased,
+                state=state,
+                attempts=self.attempts if is_attempt else self.attempts - 1,
+                reason=reason,
+            )
+        )
 
     async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
         """Release the job; return False if the lease is lost.
@@ -120,11 +113,10 @@ class JobLease:
         return await self._write(
             partial(
                 return_job,
-                key=self._key,
                 leased=self._leased,
                 reason=reason,
-                is_failed=is_failed,
                 state=self._returns_to,
+                is_failed=is_failed,
             )
         )
 
@@ -134,27 +126,13 @@ class JobLease:
             async with asyncio.timeout(_LAST_WRITE):
                 await self.give_back(None, is_failed=False)
 
-    def _finish(
-        self, state: JobState, reason: str | None, attempts: int
-    ) -> Callable[[Session], bool]:
-        return partial(
-            finish_job,
-            key=self._key,
-            leased=self._leased,
-            state=state,
-            reason=reason,
-            attempts=attempts,
-        )
-
     async def _renew(self) -> StopReason | None:
         asked = time.monotonic()
         beat = self.seconds / _BEATS
         try:
             # A renewal that hangs is as bad as one that fails.
             async with asyncio.timeout(max(self._safe_until - asked, beat)):
-                renewed = await transact(
-                    self._executor, renew_job, self._key, self._leased
-                )
+                renewed = await transact(self._executor, renew_job, self._leased)
         except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
             return StopReason.LOST if time.monotonic() > self._safe_until else None
         if renewed is None:

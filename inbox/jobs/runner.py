@@ -150,20 +150,13 @@ class JobRunner:
             case Finished():
                 return Handled(is_new=False)
             case Leased() as leased:
-                lease = JobLease(
-                    self._executor,
-                    key,
-                    leased,
-                    long.lease,
-                    asked,
-                    self._returns_to,
-                )
+                lease = JobLease(self._executor, leased, asked, self._returns_to)
                 attempts.attempts = leased.attempts - 1
                 if attempts.attempts and attempts.retry.spent(attempts.attempts):
                     return await self._spent(lease, attempts.attempts)
                 try:
                     message = call_alone(long.terms.upcast, message)
-                    job = self._executor.job(long.handler, key, leased, message)
+                    job = self._executor.job(long.handler, leased, message)
                     given = call_alone(long.terms.arguments.of, job, message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
                     return await self._fail(long, lease, attempts, error)

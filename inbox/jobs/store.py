@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
-from json import dumps, loads
+from json import loads
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
@@ -75,6 +75,7 @@ class Leased:
         until: when the lease ends, according to the last transaction that committed.
     """
 
+    key: JobKey
     number: int
     started_at: datetime
     seconds: float
@@ -130,6 +131,7 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
     if taken is not None:
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
         return Leased(
+            key,
             taken.lease,
             taken.started_at,
             seconds,
@@ -159,28 +161,22 @@ def reopen_job(session: Session, key: JobKey) -> None:
 
 
 def renew_job(
-    session: Session, key: JobKey, leased: Leased
+    session: Session, leased: Leased, checkpoint: str | None = None
 ) -> tuple[bool, datetime] | None:
     """Renew a lease; return whether to cancel the job, and when the lease ends.
 
-    Return None if it is lost.
+    Return None if it is lost. Until the transaction ends, no other process can lease
+    the job.
+
+    Args:
+        checkpoint: one to save, as JSON.
     """
-    renewed = _run(session, "renew_job", key, leased)
+    renewed = _run(session, "renew_job", leased, checkpoint=checkpoint)
     return None if renewed is None else (renewed.is_cancelled, renewed.lease_until)
-
-
-def hold_job(session: Session, key: JobKey, leased: Leased) -> datetime | None:
-    """Hold the lease until the transaction ends; return when the lease ends.
-
-    Return None if it is lost.
-    """
-    held = _run(session, "hold_job", key, leased)
-    return None if held is None else cast("datetime", held.lease_until)
 
 
 def finish_job(
     session: Session,
-    key: JobKey,
     leased: Leased,
     state: JobState,
     *,
@@ -189,17 +185,16 @@ def finish_job(
 ) -> bool:
     """End a job permanently; return False if the lease is lost."""
     values = {"state": state.value, "reason": reason, "attempts": attempts}
-    return _run(session, "finish_job", key, leased, **values) is not None
+    return _run(session, "finish_job", leased, **values) is not None
 
 
 def return_job(
     session: Session,
-    key: JobKey,
     leased: Leased,
     reason: str | None,
+    state: JobState,
     *,
     is_failed: bool,
-    state: JobState = JobState.QUEUED,
 ) -> bool:
     """Release a job; return False if the lease is lost.
 
@@ -207,16 +202,7 @@ def return_job(
     another start, but can be reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
-    return _run(session, "return_job", key, leased, **values) is not None
-
-
-def save_checkpoint(
-    session: Session, key: JobKey, leased: Leased, checkpoint: object
-) -> datetime | None:
-    """Save a checkpoint as JSON; return as `hold_job` does."""
-    values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
-    saved = _run(session, "save_checkpoint", key, leased, **values)
-    return None if saved is None else cast("datetime", saved.lease_until)
+    return _run(session, "return_job", leased, **values) is not None
 
 
 def _read(session: Session, key: JobKey) -> Row[Any]:
@@ -224,18 +210,17 @@ def _read(session: Session, key: JobKey) -> Row[Any]:
 
 
 def _run(
-    session: Session, name: str, key: JobKey, leased: Leased, **values: object
+    session: Session, name: str, leased: Leased, **values: object
 ) -> Row[Any] | None:
     mine = {
+        **leased.key.values,
         "lease": leased.number,
         "started_at": leased.started_at,
         "seconds": leased.seconds,
         "until": leased.until,
     }
-    found = connection_of(session).execute(
-        _statement(name), {**key.values, **mine, **values}
-    )
-    return found.first()
+    statement = _statement(name)
+    return connection_of(session).execute(statement, {**mine, **values}).first()
 
 
 @cache
