@@ -41,6 +41,7 @@ class AnyJob:
         is_finished: whether `finish` has committed.
         has_seen_end: whether the handler has learned from `cancelled` that it must
             stop.
+        overrun: the error with which the job fails, once its time limit has passed.
         broken: the error of a block that ended its transaction itself; the job fails
             with it, even if the handler catches it.
     """
@@ -64,7 +65,7 @@ class AnyJob:
         self._leased = leased
         self._max_idle = max_idle
         self._ending = threading.Event()
-        self._overrun: HandlerTimeoutError | None = None
+        self.overrun: HandlerTimeoutError | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -87,7 +88,7 @@ class AnyJob:
             overrun: given if the time limit has passed: the error with which the job
                 fails, so that it can't succeed.
         """
-        self._overrun = overrun or self._overrun
+        self.overrun = overrun or self.overrun
         self._ending.set()
 
     @contextmanager
@@ -125,8 +126,8 @@ class AnyJob:
         return self._hold(session)
 
     def _check_time(self) -> None:
-        if self._overrun is not None:
-            raise self._overrun
+        if self.overrun is not None:
+            raise self.overrun
 
     def _finish(self, session: Session) -> datetime:
         # The last check: a handler in time here succeeds, even if the limit passes now.

@@ -7,13 +7,14 @@ keeps trying until another process could have taken the job. Then the lease is l
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
+from inbox.errors import RetryLater
 from inbox.handlers.executor import Executor
 from inbox.idle import limit_idle_now
 from inbox.jobs.store import JobState, Leased, finish_job, renew_job, return_job
@@ -27,7 +28,6 @@ _BEATS: Final = 3
 # The fraction of its length after which a lease that can't be renewed is lost.
 _SAFE: Final = 0.8
 _AGAIN: Final = 0.2
-_LAST_WRITE: Final = 2.0
 
 
 class StopReason(Enum):
@@ -81,21 +81,30 @@ class JobLease:
             if end is StopReason.LOST:
                 return
 
-    async def succeed(self) -> bool:
-        """End the job and record its receipt; return False if the lease is lost."""
-        leased, done = self._leased, JobState.SUCCESS
+    @property
+    def lost(self) -> RetryLater:
+        """The error for a lease that is lost: another process may have the job."""
+        return RetryLater(timedelta(seconds=self.seconds), "the lease was lost")
+
+    async def succeed(self) -> None:
+        """End the job and record its receipt.
+
+        Raises:
+            RetryLater: the lease is lost, as for `end` and `give_back`.
+        """
+        key, done = self._leased.key, JobState.SUCCESS
 
         def succeed(session: Session) -> bool:
-            record_receipt(session, leased.key.id, leased.key.consumer)
-            return finish_job(session, leased, done, attempts=self.attempts)
+            record_receipt(session, key.id, key.consumer)
+            return finish_job(session, self._leased, done, attempts=self.attempts)
 
-        return await self._write(succeed)
+        await self._write(succeed)
 
     async def end(
         self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
-    ) -> bool:
-        """End the job in another state; return False if the lease is lost."""
-        return await self._write(
+    ) -> None:
+        """End the job in another state."""
+        await self._write(
             partial(
                 finish_job,
                 leased=self._leased,
@@ -105,12 +114,9 @@ class JobLease:
             )
         )
 
-    async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
-        """Release the job; return False if the lease is lost.
-
-        Only a failure counts as an attempt.
-        """
-        return await self._write(
+    async def give_back(self, reason: str | None, *, is_failed: bool) -> None:
+        """Release the job; only a failure counts as an attempt."""
+        await self._write(
             partial(
                 return_job,
                 leased=self._leased,
@@ -119,12 +125,6 @@ class JobLease:
                 is_failed=is_failed,
             )
         )
-
-    async def let_go(self) -> None:
-        """Release the job, unless that takes too long."""
-        with suppress(Exception):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self.give_back(None, is_failed=False)
 
     async def _renew(self) -> StopReason | None:
         asked = time.monotonic()
@@ -142,12 +142,17 @@ class JobLease:
         self._safe_until = asked + _SAFE * self.seconds
         return StopReason.CANCELLED if cancelled else None
 
-    async def _write(self, function: Callable[[Session], T]) -> T:
+    async def _write(self, function: Callable[[Session], bool]) -> None:
         """Write an outcome; retry as long as the lease holds."""
+
+        def write(session: Session) -> None:
+            if not function(session):
+                raise self.lost  # and roll back the receipt
+
         while True:
             try:
-                return await transact(self._executor, function)
-            except OutboxError:
+                return await transact(self._executor, write)
+            except (OutboxError, RetryLater):
                 raise
             except Exception as error:
                 if not _may_pass(error) or time.monotonic() > self._safe_until:

@@ -14,22 +14,25 @@ at another time. Every function runs in the transaction of the session that it i
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
 from json import loads
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, select, text
+from sqlalchemy import Row, TextClause, text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from inbox.schema import receipt_table
+from inbox.handlers.outcome import Cancelled, Handled, JobOutcome, Later, Spent
 from outbox.cloudevents.raw_text import storable
 from outbox.message import Message
 from outbox.message_id import moment_of
 from outbox.postgres.sql_files import load
+
+# Ensures that the lease has expired when a waiting process tries again.
+_AGAIN: Final = 0.2
 
 
 class JobState(StrEnum):
@@ -88,30 +91,8 @@ class Leased:
         self.until = max(self.until, until)
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Another process holds the job, for this many seconds if it doesn't renew."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The job has ended, and there is nothing left to do."""
-
-    state: JobState
-    attempts: int
-    reason: str | None
-
-
-Taking: TypeAlias = Leased | Busy | Finished
-
-
 def queue_job(session: Session, key: JobKey, message: Message) -> None:
     """Record that a message is waiting, or that it was already handled."""
-    receipt = select(receipt_table.c.message_id).filter_by(
-        message_id=key.id, message_at=key.at, consumer=key.consumer
-    )
     connection_of(session).execute(
         _statement("queue_job"),
         {
@@ -119,12 +100,13 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
             "topic": storable(message.topic),
             "key": message.key and storable(message.key),
             "tenant": message.tenant and storable(message.tenant),
-            "is_known": connection_of(session).execute(receipt).first() is not None,
         },
     )
 
 
-def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
+def take_job(
+    session: Session, key: JobKey, worker: str, seconds: float
+) -> Leased | JobOutcome:
     """Lease a job for this many seconds, or return why it can't be leased."""
     values = {**key.values, "worker": worker, "seconds": seconds}
     taken = connection_of(session).execute(_statement("take_job"), values).first()
@@ -141,10 +123,16 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
         )
     connection_of(session).execute(_statement("end_cancelled_job"), key.values)
     found = _read(session, key)
-    state = JobState(found.state)
+    match state := JobState(found.state):
+        case JobState.CANCELLED:
+            return Cancelled()
+        case JobState.FAILURE | JobState.TIMED_OUT:
+            # The process may have died before it wrote the dead letter.
+            return Spent(found.attempts, found.reason)
     if state in OPEN:
-        return Busy(max(found.seconds or 0.0, 0.0))
-    return Finished(state, found.attempts, found.reason)
+        seconds = max(found.seconds or 0.0, 0.0) + _AGAIN
+        return Later(timedelta(seconds=seconds), "another process has this job")
+    return Handled(is_new=False)
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
