@@ -247,7 +247,9 @@ class Consumer(Process):
     def messages(self) -> list[MessageSchema]:
         """Describe the messages of its topics and of its registry."""
         found = [
-            MessageSchema(topic, version, schema.json_schema(), self._takes(topic))
+            MessageSchema(
+                topic, version, schema.json_schema(), self.queue_of(topic) is not None
+            )
             for topic, version, schema in self._registry.schemas()
         ]
         declared = {message.topic for message in found}
@@ -258,9 +260,6 @@ class Consumer(Process):
                 version = self._versions.understood(topic) or 1
                 found.append(MessageSchema(topic, version, schema, is_received=True))
         return found
-
-    def _takes(self, topic: str) -> bool:
-        return self._routes.find(topic) is not None
 
     def queue_of(self, topic: str) -> str | None:
         """Return the queue of a topic; None if no handler takes it."""

@@ -59,14 +59,9 @@ class JobKey:
     consumer: str
 
     @property
-    def at(self) -> datetime:
-        """The timestamp in the message's id, by which the table is partitioned."""
-        return moment_of(self.id)
-
-    @property
     def values(self) -> dict[str, Any]:
         """The parameters that identify the job in a statement."""
-        return {"id": self.id, "at": self.at, "consumer": self.consumer}
+        return {"id": self.id, "at": moment_of(self.id), "consumer": self.consumer}
 
 
 @dataclass(slots=True)
