@@ -2,19 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from inbox.events import HandlerOverdue
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import name_of
+from inbox.handlers.signature import Takes
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.events import Observer
 from outbox.message import Message
 
-TIME_LIMIT: Final = "__time_limit__"
-"""The attribute of handlers that have one."""
 _LONG: Final = 5.0
 """Seconds after which a call is shown; also what a handler may take to be cancelled."""
 
@@ -44,15 +43,13 @@ class Calls:
         self._least = (max_idle or DEFAULT_MAX_IDLE).total_seconds()
         self._calls: dict[Call, None] = {}  # oldest first
 
-    def begin(
-        self, handler: Any, messages: Sequence[Message], *, is_job: bool = False
-    ) -> Call:
-        """Note that a handler is called."""
-        limits = [] if is_job else [self._least]
-        if (own := getattr(handler, TIME_LIMIT, None)) is not None:
+    def begin(self, handler: Registered, message: Message) -> Call:
+        """Note that a handler is called, with a batch that begins with the message."""
+        limits = [] if handler.takes is Takes.JOB else [self._least]
+        if (own := handler.terms.time_limit) is not None:
             limits.append(own.total_seconds() + _LONG)
         limit = max(limits, default=None)
-        call = Call(name_of(handler), messages[0], time.monotonic(), limit)
+        call = Call(name_of(handler), message, time.monotonic(), limit)
         if limit is not None:
             loop = asyncio.get_running_loop()
             call.timer = loop.call_later(limit, self._report, call)
@@ -83,12 +80,9 @@ class Calls:
     def _report(self, call: Call) -> None:
         call.is_overdue = True
         self.notify(
-            HandlerOverdue(
-                consumer=self._consumer,
-                id=call.message.id,
-                topic=call.message.topic,
-                key=call.message.key,
-                traceparent=call.message.headers.get("traceparent"),
+            HandlerOverdue.of(
+                self._consumer,
+                call.message,
                 handler=call.handler,
                 seconds=time.monotonic() - call.began,
             )

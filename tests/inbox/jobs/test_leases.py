@@ -250,6 +250,8 @@ async def test_a_job_of_which_a_failover_has_lost_a_transaction_is_started_again
                     pass
             execute(database_url, "UPDATE inbox.job SET lease_until = now()")
             return
+        receipts = execute(database_url, "SELECT count(*) FROM inbox.receipt")
+        assert receipts == [(0,)], "it would make the job look handled"
         await note(job, "two")
 
     async with running_job(database_url, Message(TOPIC, b""), render) as events:
