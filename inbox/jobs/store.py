@@ -31,6 +31,9 @@ from outbox.message import Message
 from outbox.message_id import moment_of
 from outbox.postgres.sql_files import load
 
+_SHOWN: Final = 16_384
+"""How many characters of a text the table holds, which only shows it."""
+
 
 class JobState(StrEnum):
     """The state of a job."""
@@ -115,9 +118,9 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
         _statement("queue_job"),
         {
             **key.values,
-            "topic": storable(message.topic),
-            "key": message.key and storable(message.key),
-            "tenant": message.tenant and storable(message.tenant),
+            "topic": storable(message.topic)[:_SHOWN],
+            "key": message.key and storable(message.key)[:_SHOWN],
+            "tenant": message.tenant and storable(message.tenant)[:_SHOWN],
             "is_known": connection_of(session).execute(receipt).first() is not None,
         },
     )
