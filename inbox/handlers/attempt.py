@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
+from inbox.handlers.calls import Call
 from inbox.handlers.routes import BatchHandler, Handler
 from inbox.idle import limit_idle
 from inbox.receipt import record_receipt, record_receipts
@@ -104,6 +105,7 @@ class Attempt:
     consumer: str
     max_idle: timedelta | None
     questions: Questions
+    call: Call
     is_batch: bool = False
 
     def begin(self, session: Session) -> list[Message]:
@@ -133,7 +135,8 @@ class Attempt:
         return [(message.id, self.consumer) for message in new]
 
     def argument(self, new: list[Message]) -> Any:
-        """Return what the handler gets besides the session."""
+        """Return what the handler gets besides the session; it is called now."""
+        self.call.began = time.monotonic()
         return new if self.is_batch else new[0]
 
     def _record(self, session: Session) -> set[UUID]:

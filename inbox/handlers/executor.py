@@ -155,17 +155,24 @@ class Executor:
         *,
         is_batch: bool = False,
     ) -> set[UUID]:
-        limit, questions = self._max_idle, self.questions
-        attempt = Attempt(handler, messages, self._consumer, limit, questions, is_batch)
         running: Any
         async with self._turn:
-            if is_async(attempt.handler):
+            call = self.calls.begin(handler, messages)
+            attempt = Attempt(
+                handler,
+                messages,
+                self._consumer,
+                self._max_idle,
+                self.questions,
+                call,
+                is_batch,
+            )
+            if is_async(handler):
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
                 running = self._handlers.run(self._attempt, attempt)
-            call = self.calls.begin(attempt.handler, attempt.messages)
             try:
-                new = await traced(attempt.messages, self._consumer, running)
+                new = await traced(messages, self._consumer, running)
             finally:
                 self.calls.end(call)
         return cast("set[UUID]", new)
