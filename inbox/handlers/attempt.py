@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
+from inbox.handlers.calls import Call
 from inbox.handlers.registration import Registered
 from inbox.handlers.signature import Takes, refuse_unrun
 from inbox.idle import limit_idle
@@ -105,6 +106,7 @@ class Attempt:
     consumer: str
     max_idle: timedelta | None
     questions: Questions
+    running: Call
 
     def begin(self, session: Session) -> list[Message]:
         """Record the receipts; return the messages that the handler must handle.
@@ -151,6 +153,7 @@ class Attempt:
             refuse_unrun(call, result)
 
     def _upcast(self, new: list[Message]) -> Message | list[Message]:
+        self.running.began = time.monotonic()
         # A message is upcast before it joins a batch, so it fails alone.
         is_batch = self.handler.takes is Takes.MANY
         return new if is_batch else self.handler.terms.upcast(new[0])

@@ -147,14 +147,14 @@ class Executor:
                 than the message.
         """
         limit, questions = self._max_idle, self.questions
-        attempt = make(handler, messages, self._consumer, limit, questions)
         running: Any
         async with self._turn:
+            call = self.calls.begin(handler, messages[0])
+            attempt = make(handler, messages, self._consumer, limit, questions, call)
             if is_async(handler.call):
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
                 running = self._handlers.run(self._attempt, attempt)
-            call = self.calls.begin(handler, messages[0])
             try:
                 new = await traced(messages, self._consumer, running)
             finally:

@@ -33,6 +33,8 @@ from outbox.postgres.sql_files import load
 
 # Ensures that the lease has expired when a waiting process tries again.
 _AGAIN: Final = 0.2
+_SHOWN: Final = 16_384
+"""How many characters of a text the table holds, which only shows it."""
 
 
 class JobState(StrEnum):
@@ -92,9 +94,9 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
         _statement("queue_job"),
         {
             **key.values,
-            "topic": storable(message.topic),
-            "key": message.key and storable(message.key),
-            "tenant": message.tenant and storable(message.tenant),
+            "topic": storable(message.topic)[:_SHOWN],
+            "key": message.key and storable(message.key)[:_SHOWN],
+            "tenant": message.tenant and storable(message.tenant)[:_SHOWN],
         },
     )
 

@@ -97,9 +97,9 @@ CREATE TABLE {schema}.position (
     -- The fence: of two processes that both believe to own a lane, one can settle.
     CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
-    -- 2^62, and no more: whoever may insert must not leave the others without a number.
-    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= 4611686018427387904 AND up_to >= -1 AND up_to <= 4611686018427387904
-                                       AND deferred BETWEEN 0 AND messages),
+    -- Whoever may insert must leave the others a number: there is a new one each microsecond.
+    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= extract(epoch FROM settled_at) * 1000000
+                                       AND up_to >= -1 AND up_to <= 4611686018427387904 AND deferred BETWEEN 0 AND messages),
     CONSTRAINT ids_in_range CHECK (next_xid < '4611686018427387904'::xid8 AND pg_snapshot_xmax(snapshot) < '4611686018427387904'::xid8
                                    AND pg_snapshot_xmax(late_snapshot) < '4611686018427387904'::xid8),
     CONSTRAINT snapshots_size CHECK (pg_column_size(snapshot) <= 1048576 AND pg_column_size(late_snapshot) <= 1048576),
@@ -142,6 +142,11 @@ CREATE TABLE {schema}.dead_letter (
     discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    -- Lists load these. A message with more goes into one header, which they don't load.
+    CONSTRAINT names_size CHECK (greatest(octet_length(origin), octet_length(message_id), octet_length(topic), octet_length(key),
+                                          octet_length(tenant), octet_length(content_type)) <= 65536),
+    CONSTRAINT reasons_size CHECK (greatest(octet_length(error_reason), octet_length(discard_reason), octet_length(discarded_by)) <= 16384
+                                   AND octet_length(error_stacktrace) <= 131072),
     CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
 COMMENT ON COLUMN {schema}.dead_letter.origin IS 'what gave it up: relay:<reader> or consumer:<name>';

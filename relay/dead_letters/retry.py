@@ -108,7 +108,8 @@ class PublishingRetrier:
                 await _run(connection, Statement.MARK_SUCCEEDED, found)
             else:
                 failure = Failure(
-                    reason=storable(nacked.reason), delay=nacked.retry_after
+                    reason=storable(nacked.reason)[:MAX_REASON],
+                    delay=nacked.retry_after,
                 )
                 values = failure.parameters(letter, self._schedule.delay)
                 await _run(connection, Statement.MARK_PENDING, values)

@@ -137,7 +137,11 @@ class PostgresPublisher:
         sound = [it for it, nack in zip(batch, too_large, strict=True) if nack is None]
         try:
             unsubscribed = await self._insert(sound) if sound else set()
-        except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
+        except (
+            psycopg.DataError,
+            psycopg.errors.CheckViolation,
+            psycopg.errors.ProgramLimitExceeded,
+        ) as error:
             if len(batch) > 1:
                 # The other messages must not be charged for a value that can't be
                 # stored.
@@ -184,8 +188,9 @@ class PostgresPublisher:
             ) as error:
                 raise self._away(error) from error
             except psycopg.errors.CheckViolation as error:
-                # Today's partition is missing: the values themselves satisfy every
-                # CHECK.
+                if error.diag.constraint_name is not None:
+                    raise
+                # Today's partition is missing.
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}; run pillarbox maintain for it"
                 ) from error

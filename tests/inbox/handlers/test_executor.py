@@ -9,6 +9,7 @@ import pytest
 
 from inbox.errors import HandlerTimeoutError
 from inbox.handlers.attempt import Attempt, Questions
+from inbox.handlers.calls import Call
 from inbox.handlers.registration import Registered
 from inbox.handlers.signature import Takes
 from inbox.handlers.terms import Terms
@@ -38,7 +39,8 @@ def handlers(do: Callable[[Message], Any]) -> list[Any]:
 
 async def call(handler: Any, terms: Terms) -> None:
     registered = Registered(handler, Takes.ONE, terms)
-    attempt = Attempt(registered, [MESSAGE], "billing", None, Questions(None))
+    questions, running = Questions(None), Call("", MESSAGE, None)
+    attempt = Attempt(registered, [MESSAGE], "billing", None, questions, running)
     if asyncio.iscoroutinefunction(handler):
         await attempt.call_async(SESSION, [MESSAGE])
     else:
