@@ -134,6 +134,8 @@ class SqsSource:
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._exit.aclose)
             leaving.push_async_callback(self._polls.cancel)
+            # A task cancelled before its first step hasn't cleaned up.
+            leaving.push_async_callback(self._outcomes.finish, 0)
             await asyncio.gather(
                 self._polls.stop(), self._outcomes.finish(self._leave_timeout)
             )
