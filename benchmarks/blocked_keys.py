@@ -22,9 +22,9 @@ SELECT outbox.uuid7(), 16 + n %% 16, CASE i WHEN 1 THEN 'head' ELSE 'behind' END
 """
 SETTLE = """
 INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred,
-                             lane, reader, owner, snapshot)
+                             lane, reader, snapshot)
 SELECT day, day + interval '24 hours', 1, max(seq), count(*), count(*), lane, 'main',
-       gen_random_uuid(), pg_current_snapshot()
+       pg_current_snapshot()
   FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq
           FROM outbox.message) AS of_day
  GROUP BY day, lane

@@ -197,7 +197,6 @@ class Design:
         count = len(lanes)
         return {
             "reader": "main",
-            "owner": NOTHING,
             "starts": [day.begin] * count,
             "ends": [day.end] * count,
             "lanes": list(lanes),

@@ -46,9 +46,9 @@ SELECT id, moment, nextval('outbox.message_seq'), 16 + number %% 16, %(topic)s,
 # The positions that a relay stores for batches of 500.
 SETTLE = """
 INSERT INTO outbox.position (created_at, ends_at, settled_at, number, up_to, messages,
-                             lane, reader, owner, snapshot)
+                             lane, reader, snapshot)
 SELECT %(begin)s, %(end)s, max(created_at), max(seq), max(seq), count(*), lane, 'main',
-       gen_random_uuid(), pg_current_snapshot()
+       pg_current_snapshot()
   FROM outbox.message
  WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq > %(last)s
  GROUP BY lane, (seq - %(last)s) / 500

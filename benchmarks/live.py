@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
-from uuid import UUID
 
 import psycopg
 
@@ -35,7 +34,7 @@ WITH gone AS (
     DELETE FROM outbox.message
      WHERE topic = 'live' AND created_at >= now() - interval '1 hour'
 )
-DELETE FROM outbox.position WHERE owner = ANY (%s)
+DELETE FROM outbox.position WHERE settled_at >= %s
 """
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
@@ -69,7 +68,7 @@ class LiveBatch:
             limit=CONFIG.lease,
             application_name="benchmark",
         )
-        self._owners: list[UUID] = []
+        self._since = self._value("SELECT clock_timestamp()")
         self._add_again()
 
     def close(self) -> None:
@@ -161,11 +160,10 @@ class LiveBatch:
         board = LaneBoard(self._lease, CONFIG.concurrency)
         board.take(LANES)
         self._reader = board.reader
-        self._owners.append(board.reader.settlements.owner)
         return board, [lane for n in LANES if (lane := board.find(n)) is not None]
 
     def _add_again(self) -> None:
-        self._session.execute(REMOVE, (self._owners,))
+        self._session.execute(REMOVE, (self._since,))
         today: str = self._value(TODAY)
         self._session.execute(f"VACUUM {today}".encode())
         self._session.execute(ADD, (self._messages,))

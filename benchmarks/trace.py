@@ -46,9 +46,9 @@ WITH delivered AS (
     RETURNING seq, created_at, lane
 )
 INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
-                            owner, snapshot)
+                            snapshot)
 SELECT %(begin)s, %(end)s, row_number() OVER (PARTITION BY lane ORDER BY seq), seq, 1,
-       lane, 'benchmark', gen_random_uuid(), pg_current_snapshot()
+       lane, 'benchmark', pg_current_snapshot()
   FROM delivered
 """
 DEAD_LETTERS = """

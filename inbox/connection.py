@@ -43,7 +43,13 @@ def connection_of(session: Session, **options: Any) -> Connection:
 
     def connect() -> Connection:
         bind = session.get_bind(_MAPPER)
-        _check_driver(bind)
+        if bind.dialect.driver not in _DRIVERS:
+            raise ConfigError(
+                f"the engine of sessions: driver {bind.dialect.driver!r} of "
+                f"{bind.dialect.name} is not supported by the inbox, which reads "
+                "SQLSTATEs and transaction states; use one of "
+                f"{', '.join(_DRIVERS)}"
+            )
         # A test's session may join a transaction that has begun.
         is_joined = isinstance(bind, Connection) and bind.in_transaction()
         return session.connection(
@@ -101,17 +107,3 @@ def _in_flush(session: Session, ask: Callable[[], T]) -> T:
             "factory a default, as in sessionmaker(engine, binds=…), or bind the "
             "tables of inbox.schema.metadata, too"
         ) from error
-
-
-def _check_driver(bind: Engine | Connection) -> None:
-    """Refuse a driver whose errors and transaction states the inbox can't read.
-
-    Raises:
-        ConfigError: it is none of the supported ones.
-    """
-    if bind.dialect.driver not in _DRIVERS:
-        raise ConfigError(
-            f"the engine of sessions: driver {bind.dialect.driver!r} of "
-            f"{bind.dialect.name} is not supported by the inbox, which reads SQLSTATEs "
-            f"and transaction states; use one of {', '.join(_DRIVERS)}"
-        )

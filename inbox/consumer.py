@@ -15,6 +15,7 @@ them.
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -32,7 +33,7 @@ from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from inbox.consuming.limits import ConsumerLimits
 from inbox.consuming.outage import DatabaseOutage
-from inbox.consuming.queues import Order, ServedQueues, check_order
+from inbox.consuming.queues import ORDERS, Order, ServedQueues
 from inbox.consuming.rollout import Rollout
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
@@ -40,14 +41,8 @@ from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
-from inbox.handlers.batch import Batching
 from inbox.handlers.checks import check_database, make_days, member_id
-from inbox.handlers.registration import (
-    AnyHandler,
-    has_long_handlers,
-    make_handler,
-    most_connections,
-)
+from inbox.handlers.registration import Registered, most_connections
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
@@ -60,7 +55,6 @@ from inbox.handlers.signature import Takes
 from inbox.handlers.terms import Permanent, Terms
 from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs.runner import LongHandler
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from outbox import tracing
@@ -179,18 +173,6 @@ class Consumer(Process):
         super().__init__()
         check_text("consumer", name)
         self._is_fitted = max_in_flight is None
-        self._settings: dict[str, Any] = {
-            "name": name,
-            "order": order,
-            "max_in_flight": max_in_flight,
-            "max_in_flight_per_tenant": max_in_flight_per_tenant,
-            "max_waiting": max_waiting,
-            "max_idle": max_idle,
-            "drain": drain,
-            "codec": codec,
-            "redact": redact,
-            "registry": registry,
-        }
         self._limits = ConsumerLimits(
             max_in_flight=DEFAULT_IN_FLIGHT if max_in_flight is None else max_in_flight,
             max_in_flight_per_tenant=max_in_flight_per_tenant,
@@ -201,27 +183,42 @@ class Consumer(Process):
         )
         self.name = name
         self.drain = drain
-        self._sessions = sessions
-        self._executor = make_executor(
-            sessions, name, self._limits.max_in_flight, max_idle
-        )
-        self._writer = DeadLetterWriter(name, self._executor, redact)
+        self._redact = redact
+        self._registry = registry
         self._retry = RetryPolicy() if retry is None else retry
         check_type("retry", self._retry, RetryPolicy, "pass RetryPolicy(…)")
         self._observers = list(map(checked, observers))
-        self._routes: Routes[AnyHandler] = Routes()
-        self._blocked = BlockedKeys()
-        self._shared_since: datetime | None = None
-        self.retrier = partial(
-            HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
-        )
+        self._routes: Routes[Registered] = Routes()
         self._versions = Versions(registry, codec)
         self._payloads: dict[str, Validator] = {}
-        check_order(order)
-        self._queues_served = ServedQueues(name, self._routes, source)
-        self._stop: asyncio.Event | None = None
+        if order not in ORDERS:
+            raise ConfigError(
+                f"order={shorten(order)}: write one of {', '.join(ORDERS)}"
+            )
+        self._in_order = order == "key"
+        self._connect(source, sessions)
         if queues is not None:
             self.serve(queues)
+
+    def _connect(
+        self, source: Source | str | Mapping[str, Source], sessions: Sessions
+    ) -> None:
+        limits = self._limits
+        self._sessions = sessions
+        self._executor = make_executor(
+            sessions, self.name, limits.max_in_flight, limits.max_idle
+        )
+        self._writer = DeadLetterWriter(self.name, self._executor, self._redact)
+        self.retrier = partial(
+            HandlerRetrier,
+            sessions,
+            self._routes,
+            self._writer,
+            max_idle=limits.max_idle,
+        )
+        self._queues_served = ServedQueues(self.name, self._routes, source)
+        self._blocked = BlockedKeys()
+        self._stop: asyncio.Event | None = None
 
     def connected_to(
         self, source: Source | Mapping[str, Source], sessions: Sessions
@@ -234,23 +231,26 @@ class Consumer(Process):
         Raises:
             ConfigError: the sessions are for another kind of handlers.
         """
-        quick = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
-        settings = {**self._settings, "retry": quick, "rollout": timedelta(0)}
-        other = Consumer(source, sessions, **settings)
+        other = copy(self)
+        Process.__init__(other)
+        other._limits = replace(self._limits, rollout=timedelta(0))
+        other._retry = replace(self._retry, first_delay=_QUICK, max_delay=_QUICK)
+        other._observers = []
+        other._connect(source, sessions)
         if not other._executor.is_like(self._executor):
             raise ConfigError(
                 f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
                 "for another kind of sessions"
             )
-        other._routes.take(self._routes)
-        other._versions = self._versions
         return other
 
     def messages(self) -> list[MessageSchema]:
         """Describe the messages of its topics and of its registry."""
         found = [
-            MessageSchema(topic, version, schema.json_schema(), self._takes(topic))
-            for topic, version, schema in self._settings["registry"].schemas()
+            MessageSchema(
+                topic, version, schema.json_schema(), self.queue_of(topic) is not None
+            )
+            for topic, version, schema in self._registry.schemas()
         ]
         declared = {message.topic for message in found}
         for topic in self.topics:
@@ -260,9 +260,6 @@ class Consumer(Process):
                 version = self._versions.understood(topic) or 1
                 found.append(MessageSchema(topic, version, schema, is_received=True))
         return found
-
-    def _takes(self, topic: str) -> bool:
-        return self._routes.find(topic) is not None
 
     def queue_of(self, topic: str) -> str | None:
         """Return the queue of a topic; None if no handler takes it."""
@@ -294,7 +291,7 @@ class Consumer(Process):
                 limit is invalid, or the handler has the wrong signature, doesn't
                 match the kind of session, or is `@idempotent`.
         """
-        return self._registers(topic, Takes.ONE, make_handler, **options)
+        return self._registers(topic, Takes.ONE, options)
 
     def handles_batch(
         self,
@@ -312,8 +309,7 @@ class Consumer(Process):
         Raises:
             ConfigError: as for `handles`.
         """
-        make = partial(Batching, size=max_size)
-        return self._registers(topic, Takes.MANY, make, **options)
+        return self._registers(topic, Takes.MANY, options, size=max_size)
 
     def job(
         self,
@@ -331,26 +327,23 @@ class Consumer(Process):
         Raises:
             ConfigError: as for `handles`.
         """
-        make = partial(LongHandler, lease=lease)
-        return self._registers(topic, Takes.JOB, make, **options)
+        return self._registers(topic, Takes.JOB, options, lease=lease)
 
     def _registers(
         self,
         topic: str,
         takes: Takes,
-        make: Callable[[Callable[..., Any], Terms], AnyHandler],
-        *,
-        queue: str = DEFAULT_QUEUE,
-        version: int | None = None,
-        time_limit: timedelta | None = None,
-        permanent: Permanent = (),
-        retry: RetryPolicy | None = None,
+        options: HandlerOptions,
+        **of_kind: Any,
     ) -> Callable[[H], H]:
+        given: dict[str, Any] = {**options}
+        queue = given.pop("queue", DEFAULT_QUEUE)
+        version = given.pop("version", None)
         check_topic(topic)
         check_queue(queue)
         self._versions.understands(topic, version)
         upcast = partial(self._versions.upcast, topic)
-        terms = Terms(upcast, time_limit, permanent, retry)
+        terms = Terms(upcast, **given)
 
         def register(handler: H) -> H:
             arguments = arguments_of(handler, takes)
@@ -358,7 +351,8 @@ class Consumer(Process):
             if arguments.payload is not None:
                 self._versions.decodes(topic, arguments.model)
                 self._payloads[topic] = arguments.payload
-            made = make(handler, replace(terms, arguments=arguments))
+            own = replace(terms, arguments=arguments)
+            made = Registered(handler, takes, own, **of_kind)
             self._routes.add(topic, made, queue)
             return handler
 
@@ -458,9 +452,8 @@ class Consumer(Process):
         days = Days(partial(self._executor.transact, make_days), observers.notify)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
-            await check_database(
-                self._executor, is_long=has_long_handlers(self._routes)
-            )
+            is_long = any(it.takes is Takes.JOB for it in self._routes.handlers)
+            await check_database(self._executor, is_long=is_long)
             await days.make()
             member = await member_id(self._executor)
             for source in sources.values():
@@ -514,10 +507,7 @@ class Consumer(Process):
         blocked = [it for it in waiting if it.key is not None]
         failing = [(it.since, it.reason) for it in waiting if it.reason is not None]
         failing += [(it.since, it.reason) for it in outages.longest_first()]
-        strangers = [reason for fetcher in fetchers for reason in fetcher.strangers]
-        shared_since = self._shared_since or datetime.now(UTC)
-        self._shared_since = shared_since if strangers else None
-        failing += [(shared_since, reason) for reason in strangers]
+        failing += [it for fetcher in fetchers for it in fetcher.strangers]
         since, reason = min(failing, key=itemgetter(0), default=(None, None))
         return ProcessMeasured(
             kind="consumer",
@@ -602,6 +592,6 @@ class Consumer(Process):
                 queue=queue,
                 max_lines=limits.max_lines,
                 max_waiting=limits.max_waiting,
-                in_order=self._settings["order"] == "key",
+                in_order=self._in_order,
             )
         return scheduler, dispatchers

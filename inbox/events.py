@@ -3,9 +3,11 @@
 import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, Self
 from uuid import UUID
 
 from outbox.events import Event, ProcessFailed
+from outbox.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,18 @@ class DeliveryEvent(Event):
     topic: str
     key: str | None
     traceparent: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, consumer: str, message: Message, **more: Any) -> Self:
+        """Return the event about a message, with the fields of its kind."""
+        return cls(
+            consumer=consumer,
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            traceparent=message.headers.get("traceparent"),
+            **more,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +353,7 @@ class DeliveryLanesFree(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerOverdue(Event):
+class HandlerOverdue(DeliveryEvent):
     """A handler is still running after its limit; its message's key waits for it.
 
     The limit is `max_idle`, after which the server has ended an idle transaction, or
@@ -356,11 +370,6 @@ class HandlerOverdue(Event):
         " services a timeout, or the handler a time_limit if it may take longer"
     )
 
-    consumer: str
-    id: UUID
-    topic: str
-    key: str | None
-    traceparent: str | None
     handler: str
     seconds: float
 

@@ -53,8 +53,6 @@ async def traced(
 
     Its answer is false if all of the messages were duplicates.
     """
-    if tracing.tracer is None:
-        return await attempt
     with processing(tracing.tracer, messages, consumer) as span:
         if not (answer := await attempt):
             span.skipped()

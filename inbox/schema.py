@@ -1,7 +1,6 @@
-"""SQLAlchemy's view of the inbox's tables; the migrations create them.
+"""SQLAlchemy's view of the tables of receipts; the migrations create them.
 
-The queue of the postgres broker is not included: only its own source and publisher use
-it, through SQL files.
+All other statements on the inbox's tables are SQL files.
 """
 
 from datetime import datetime
@@ -9,14 +8,12 @@ from datetime import datetime
 from sqlalchemy import (
     Column,
     DateTime,
-    Integer,
-    LargeBinary,
     MetaData,
     Table,
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.dialects.postgresql import UUID
 
 metadata = MetaData(schema="inbox")
 
@@ -48,35 +45,4 @@ foreign_receipt_table = Table(
     Column("message_id", Text, primary_key=True),
     Column("consumer", Text, primary_key=True),
     _moment("received_at"),
-)
-
-dead_letter_table = Table(
-    "dead_letter",
-    metadata,
-    Column(
-        "id",
-        UUID(as_uuid=True),
-        primary_key=True,
-        server_default=text("gen_random_uuid()"),
-    ),
-    _moment("created_at", primary_key=True),
-    _moment("updated_at"),
-    Column("status", Text, nullable=False, server_default=text("'PENDING'")),
-    Column("retry_count", Integer, nullable=False, server_default=text("0")),
-    Column("retry_after", DateTime(timezone=True), server_default=text("now()")),
-    Column("origin", Text, nullable=False),
-    Column("message_id", Text, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("key", Text),
-    Column("tenant", Text),
-    Column("attempts", Integer, nullable=False),
-    Column("schema_version", Integer, nullable=False),
-    Column("content_type", Text, nullable=False),
-    Column("headers", JSONB, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
-    Column("error_reason", Text, nullable=False),
-    Column("error_stacktrace", Text),
-    Column("discard_reason", Text),
-    Column("discarded_by", Text),
-    postgresql_partition_by="RANGE (created_at)",
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Protocol, Self, TypeVar
 
-from inbox.poison.history import History
+from inbox.poison.history import FIRST_DELIVERY, History
 from outbox.message import Message
 
 E = TypeVar("E", contravariant=True)
@@ -85,25 +85,26 @@ class Settling(Protocol[E]):
         """Return an entry to the broker; return False if that isn't possible."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Arrived:
+    """A message as a source got it; the attributes are those of `Delivery`."""
+
+    message: Message
+    problem: str | None = None
+    attempts: int = 0
+    history: History = FIRST_DELIVERY
+    published_at: float | None = None
+
+
 class EntryDelivery(Generic[T]):
     """A delivery that reports its outcome to its source, once."""
 
-    def __init__(
-        self,
-        source: Settling[T],
-        entry: T,
-        message: Message,
-        *,
-        attempts: int,
-        problem: str | None,
-        history: History,
-        published_at: float | None = None,
-    ) -> None:
-        self.published_at = published_at
-        self.message = message
-        self.attempts = attempts
-        self.problem = problem
-        self.history = history
+    def __init__(self, source: Settling[T], entry: T, arrived: Arrived) -> None:
+        self.message = arrived.message
+        self.attempts = arrived.attempts
+        self.problem = arrived.problem
+        self.history = arrived.history
+        self.published_at = arrived.published_at
         self._source = source
         self._entry = entry
         self._settled = False

@@ -64,16 +64,15 @@ def _lock_timeout(times: int = 1) -> str:
 def _make() -> None:
     part = _options.get("part")
     cron = str(_options["with_cron"]).lower()
+    runs_all = str(part != Part.ADMINISTRATOR).lower()
     run("check.sql", with_cron=cron)
     # An event trigger would run before there is anything to refuse in the schemas.
-    run("refuse_foreign.sql")
+    run("refuse_foreign.sql", runs_all=runs_all)
     for schema in ("outbox", "inbox", _names.partman_schema):
         if part != Part.OWNER and schema is not None:
             context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-    if part != Part.ADMINISTRATOR:
-        run("refuse_superuser.sql")
     run("revoke_defaults.sql")
-    run("refuse_foreign.sql")
+    run("refuse_foreign.sql", runs_all=runs_all)
     run("extensions.sql", with_cron=cron)
     run("roles.sql")
     run("schemas.sql")
@@ -94,8 +93,7 @@ def _make() -> None:
 
 
 def _remove() -> None:
-    run("refuse_superuser.sql")
-    run("refuse_foreign.sql")
+    run("refuse_foreign.sql", runs_all="true")
     # Create missing roles, without which REVOKE would fail.
     run("roles.sql")
     run("unschedule.sql")

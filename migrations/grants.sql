@@ -38,7 +38,10 @@ GRANT SELECT
     TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
-GRANT SELECT, INSERT ON outbox.position TO {relay};
+-- Who could choose the time could choose a number that leaves no higher one.
+GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
+    ON outbox.position
+    TO {relay};
 -- Who could choose an entry's number could leave no higher one.
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
@@ -60,7 +63,10 @@ GRANT SELECT
     TO {consumer};
 GRANT SELECT ON SEQUENCE inbox.message_seq TO {consumer}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE inbox.deferral_entry_seq TO {consumer};
-GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt, inbox.position TO {consumer};
+GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
+GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
+    ON inbox.position
+    TO {consumer};
 GRANT SELECT, INSERT (created_at, due_at, seq, attempts, lane, cause, consumer, key) ON inbox.deferral TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};

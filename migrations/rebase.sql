@@ -43,8 +43,8 @@ BEGIN
           FROM found AS f
          ORDER BY f.seq
     )
-    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred, lane, reader, owner, snapshot)
-    SELECT p.starts_at, p.ends_at, p.number, (p.last).up_to, f.messages, f.messages, p.lane, p.reader, gen_random_uuid(), '1:1:'
+    INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred, lane, reader, snapshot)
+    SELECT p.starts_at, p.ends_at, p.number, (p.last).up_to, f.messages, f.messages, p.lane, p.reader, '1:1:'
       FROM last AS p
      CROSS JOIN LATERAL (SELECT count(*) AS messages FROM found AS f
                           WHERE f.reader = p.reader AND f.lane = p.lane AND f.starts_at = p.starts_at) AS f;
@@ -87,8 +87,8 @@ BEGIN
                             WHERE e.seq = m.seq AND e.created_at = m.created_at AND e.consumer = p.reader)
          ORDER BY m.seq
     )
-    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader, owner, snapshot)
-    SELECT p.created_at, p.ends_at, p.next, p.up_to, 0, p.lane, p.reader, gen_random_uuid(), '1:1:'
+    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader, snapshot)
+    SELECT p.created_at, p.ends_at, p.next, p.up_to, 0, p.lane, p.reader, '1:1:'
       FROM last AS p;
     INSERT INTO inbox.base AS b (cluster, seq) VALUES (v_cluster, v_last)
         ON CONFLICT (cluster) DO UPDATE SET seq = excluded.seq, at = now();

@@ -1,5 +1,7 @@
 -- For both parts: nothing of another role may run as the one that migrates. Nobody can add anything
 -- later: the schemas exist now, and only trusted roles may create objects in them.
+-- All but the administrator's part runs what the owner has, and a function can RESET ROLE: so no superuser
+-- may run it if members of the owner aren't superusers.
 
 DO $foreign$
 DECLARE
@@ -17,6 +19,11 @@ BEGIN
     END IF;
     FOR x IN
         {list_foreign_objects}
+    LOOP
+        RAISE EXCEPTION '%', x.finding USING ERRCODE = 'insufficient_privilege', HINT = x.remedy;
+    END LOOP;
+    FOR x IN
+        SELECT l.* FROM ({list_lesser_owners}) AS l WHERE {runs_all}
     LOOP
         RAISE EXCEPTION '%', x.finding USING ERRCODE = 'insufficient_privilege', HINT = x.remedy;
     END LOOP;

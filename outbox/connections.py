@@ -4,7 +4,6 @@ There is no unit of work, so the rows are inserted at once. Like `session.py`, n
 here imports a driver: what isn't imported has no objects.
 """
 
-import sys
 from collections.abc import Coroutine, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +14,7 @@ from sqlalchemy.dialects import postgresql
 from outbox.errors import AutocommitError
 from outbox.message import Message
 from outbox.schema import arrays_of, insert_many, insert_of
+from outbox.session import is_instance
 
 if TYPE_CHECKING:
     import psycopg
@@ -44,9 +44,7 @@ def insert_on(
     is_raw = _is_psycopg(target)
     if is_raw:
         _refuse_autocommit(target)
-    if _is_async(target) or (
-        is_raw and isinstance(target, sys.modules["psycopg"].AsyncConnection)
-    ):
+    if _is_async(target) or is_instance(target, "psycopg", "AsyncConnection"):
         return _insert_async(target, messages)
     if messages:
         target.execute(*_insert(target, messages))
@@ -65,15 +63,11 @@ def _insert(target: Any, messages: Sequence[Message]) -> tuple[Any, ...]:
 
 
 def _is_async(target: object) -> bool:
-    found = sys.modules.get("sqlalchemy.ext.asyncio")
-    return found is not None and isinstance(target, found.AsyncConnection)
+    return is_instance(target, "sqlalchemy.ext.asyncio", "AsyncConnection")
 
 
 def _is_psycopg(target: object) -> bool:
-    found = sys.modules.get("psycopg")
-    return found is not None and isinstance(
-        target, found.Connection | found.AsyncConnection
-    )
+    return is_instance(target, "psycopg", "BaseConnection")
 
 
 def _refuse_autocommit(target: Any) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from errno import errorcode
 from itertools import islice
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
-# The part of a message of PostgreSQL, SQLAlchemy, pydantic or jsonschema that quotes
-# the row. In a text that
+# The part of a message of PostgreSQL or SQLAlchemy that quotes the row. In a text that
 # repr() or JSON wrote, a line begins after a backslash and a letter.
 _ROW: Final = re.compile(
     r"(?:\b|(?<=\\[nrt]))(?:DETAIL:\s|CONTEXT:\s|LINE \d+: )|"
-    r"\[SQL: |\[parameters: |Original exception was: |input_value=|On instance\b"
+    r"\[SQL: |\[parameters: |Original exception was: "
 )
 _ESCAPED: Final = (r"\n", r"\r", r"\t")
 _DATA_EXCEPTION: Final = "22"
@@ -28,14 +27,6 @@ _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 # asyncpg quotes the value as Python does, and its cause may quote it, too.
 _ARGUMENT: Final = re.compile(
     r"(invalid input for query argument \$\d+[^:]*): .*", re.DOTALL
-)
-# Libraries whose errors quote the input that they refuse; attrs and cattrs also raise
-# Python's own errors. What pydantic.errors has is about code, not about input.
-_THEIR_CLASS: Final = re.compile(
-    r"(attrs?|cattrs?|jsonschema|marshmallow|msgspec|pydantic(?!\.errors)(_\w+)?)(\.|$)"
-)
-_THEIR_FILE: Final = re.compile(
-    r"<c?attrs generated|[/\\](attr[/\\](validators|converters|setters)\.|cattrs?[/\\])"
 )
 _OURS: Final = frozenset({"outbox", "inbox", "relay"})
 _SAFE: Final = frozenset(
@@ -51,7 +42,6 @@ _SAFE: Final = frozenset(
 _NETWORK: Final = ("socket", "ssl")  # they have numbers and texts of their own
 # Files of Python and of installed packages.
 _LIBRARY: Final = re.compile(r"^<|[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
-_LEFT_OUT: Final = "(text left out, since it may quote the input)"
 _WORD: Final = re.compile(r"\w+")
 # So many words in a row are no coincidence, and survive repr(), JSON and a cut.
 _QUOTATION: Final = 3
@@ -93,6 +83,11 @@ class InvalidMessageError(OutboxError, ValueError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"message {field} {shorten(value)}: {problem}; {remedy}")
+
+    @classmethod
+    def received(cls, field: str, value: object, problem: str) -> Self:
+        """Return the error about a message that another producer published."""
+        return cls(field, value, problem, "fix the producer")
 
 
 class CodecError(InvalidMessageError):
@@ -169,7 +164,6 @@ def one_line(error: BaseException, *, with_text: bool = False) -> str:
     if not isinstance(error, BaseExceptionGroup):
         return text
     parts = list(leaves_of(error))
-    with_text &= not any(below for _, below in _behind(error, is_below=False))
     named = [one_line(part, with_text=with_text) for part in parts[:_MOST_PARTS]]
     if len(parts) > _MOST_PARTS:
         named.append(f"and {len(parts) - _MOST_PARTS} more")
@@ -190,15 +184,15 @@ def message_of(error: BaseException, *, with_text: bool = False) -> str:
 
     Our own errors keep their text. From an error of a database driver or SQLAlchemy it
     keeps the server's primary message, its SQLSTATE and the constraint. It leaves out
-    DETAIL, CONTEXT, the statement and its parameters, which quote the row. From a
-    validation library's error it keeps only what can't hold input. Of any other error,
-    whose text may hold anything, it says where it was raised, and after which one.
+    DETAIL, CONTEXT, the statement and its parameters, which quote the row. Of any other
+    error, whose text may hold anything, it says where it was raised, and after which
+    one.
 
     Args:
         with_text: keep the text of any other error, up to where it begins to quote one
-            of the former. For a dead letter, which has the payload, too.
+            of a database. For a dead letter, which has the payload, too.
     """
-    text = _text_of(error, is_below=not with_text)
+    text = _text_of(error, with_text)
     if not with_text and _is_silent(error):
         text += _after(error)
     return " ".join(text.split())
@@ -210,12 +204,15 @@ def without_values(text: str, error: BaseException, *, with_text: bool = False) 
     What it quotes is replaced by `message_of` the quoted error.
     """
     text = text[:_MOST_CHARS]
-    for behind, is_below in _behind(error, is_below=not with_text):
+    for behind in _behind(error):
         # In a circle, an error can be behind the one that it wraps.
-        if _is_hidden(behind, is_below) and _wrapped_by_sqlalchemy(behind) is not error:
+        if (
+            _is_hidden(behind, with_text)
+            and _wrapped_by_sqlalchemy(behind) is not error
+        ):
             start = _start_of_quotation(text, _str(behind))
             if start is not None:
-                text = text[:start] + _text_of(behind, is_below)
+                text = text[:start] + _text_of(behind, with_text)
     if (row := _ROW.search(text)) is None:
         return text
     text = text[: row.start()].rstrip()
@@ -240,17 +237,18 @@ def traceback_of(error: BaseException, *, with_text: bool = False) -> str:
 
     Like `traceback.format_exception`, with each message as `message_of` returns it.
     """
-    return "".join(_traceback_lines(error, set(), is_below=not with_text))
+    return "".join(_traceback_lines(error, set(), with_text))
 
 
 def _traceback_lines(
-    error: BaseException, seen: set[int], *, is_below: bool
+    error: BaseException, seen: set[int], with_text: bool
 ) -> Iterator[str]:
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
-    behind = is_below or _quotes_input(error)
     if cause is not None and id(cause) not in seen:
-        yield from _traceback_lines(cause, seen, is_below=behind)
+        # A driver's error may be raised from one that quotes the same value.
+        is_quoted = _report_of(error) is not None
+        yield from _traceback_lines(cause, seen, with_text and not is_quoted)
         yield _CAUSED
     elif (
         cause is None
@@ -258,14 +256,14 @@ def _traceback_lines(
         and not error.__suppress_context__
         and id(context) not in seen
     ):
-        yield from _traceback_lines(context, seen, is_below=behind)
+        yield from _traceback_lines(context, seen, with_text)
         yield _WHILE_HANDLING
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    if is_below or _is_hidden(error, is_below):
+    if not with_text or _is_hidden(error, with_text):
         kind = type(error)
-        yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, is_below)}\n"
+        yield f"{kind.__module__}.{kind.__qualname__}: {_text_of(error, with_text)}\n"
     else:
         text = "".join(traceback.format_exception_only(error))
         yield without_values(text, error, with_text=True).rstrip("\n") + "\n"
@@ -273,25 +271,24 @@ def _traceback_lines(
         for number, member in enumerate(error.exceptions, 1):
             if id(member) not in seen:
                 yield f"  +---------------- {number} ----------------\n"
-                text = "".join(_traceback_lines(member, seen, is_below=behind))
+                text = "".join(_traceback_lines(member, seen, with_text))
                 yield textwrap.indent(text, "  | ", lambda _: True)
 
 
-def _is_hidden(error: BaseException, is_below: bool) -> bool:
-    """Return whether an error's own text may hold values of rows or of input."""
+def _is_hidden(error: BaseException, with_text: bool) -> bool:
+    """Return whether an error's own text may hold what must not be shown."""
     return (
-        (is_below and not _is_ours(error))
+        not (with_text or _is_ours(error))
         or _wrapped_by_sqlalchemy(error) is not None
         or _report_of(error) is not None
-        or _is_of_validation(error)
     )
 
 
-def _text_of(error: BaseException, is_below: bool) -> str:
+def _text_of(error: BaseException, with_text: bool) -> str:
     """Return an error's text without such values."""
     if (orig := _wrapped_by_sqlalchemy(error)) is not None:
         kind = type(orig)
-        return f"({kind.__module__}.{kind.__qualname__}) {_text_of(orig, is_below)}"
+        return f"({kind.__module__}.{kind.__qualname__}) {_text_of(orig, with_text)}"
     if (report := _report_of(error)) is not None:
         primary, sqlstate, constraint = report
         if sqlstate is None:
@@ -300,11 +297,9 @@ def _text_of(error: BaseException, is_below: bool) -> str:
         if constraint:
             about.append(f"constraint {constraint}")
         return f"{_cut_value(primary, sqlstate)} ({', '.join(about)})"
-    if _is_of_validation(error):
-        return _kinds_of(error)
-    if is_below and not _is_ours(error):
+    if not (with_text or _is_ours(error)):
         return _safe_text_of(error) or _place_of(error)
-    return without_values(_str(error), error, with_text=not is_below)
+    return without_values(_str(error), error, with_text=with_text)
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -314,7 +309,7 @@ def _is_ours(error: BaseException) -> bool:
 
 def _is_silent(error: BaseException) -> bool:
     """Return whether only its type and place may be known."""
-    return not (_is_hidden(error, False) or _is_ours(error) or _safe_text_of(error))
+    return not (_is_hidden(error, True) or _is_ours(error) or _safe_text_of(error))
 
 
 def _safe_text_of(error: BaseException) -> str | None:
@@ -327,8 +322,7 @@ def _safe_text_of(error: BaseException) -> str | None:
         return os.strerror(number) if number in errorcode else None
     kinds = type(error).__mro__
     names = (f"{it.__module__.partition('.')[0]}.{it.__name__}" for it in kinds)
-    is_about_code = type(error).__module__ == "pydantic.errors"
-    return _str(error) if is_about_code or not _SAFE.isdisjoint(names) else None
+    return None if _SAFE.isdisjoint(names) else _str(error)
 
 
 def _place_of(error: BaseException) -> str:
@@ -337,42 +331,26 @@ def _place_of(error: BaseException) -> str:
     return f"raised in {place_in(frames[::-1])}" if frames else ""
 
 
+def own_frame(frames: Sequence[tuple[FrameType, int]]) -> tuple[FrameType, int]:
+    """Return the first frame of the application, or of all if there is none."""
+    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
+    return next(own, frames[0])
+
+
 def place_in(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Name the innermost function of the application; they begin with the innermost."""
-    own = (it for it in frames if not _LIBRARY.search(it[0].f_code.co_filename))
-    frame, line = next(own, frames[0])
+    frame, line = own_frame(frames)
     name = re.split(r"[/\\]", frame.f_code.co_filename)[-1]
     return f"{frame.f_code.co_qualname} ({name}, line {line})"
 
 
 def _after(error: BaseException) -> str:
     """Name the error behind a silent one: the first that has a text, or the next."""
-    behind = [it for it, _ in islice(_behind(error, is_below=True), _MOST_WRAPPERS)]
+    behind = [*islice(_behind(error), _MOST_WRAPPERS)]
     if isinstance(error, BaseExceptionGroup) or not behind:
         return ""
     named = next((it for it in behind if not _is_silent(it)), behind[0])
-    return f", after {type(named).__name__}: {_text_of(named, is_below=True)}"
-
-
-def _is_of_validation(error: BaseException) -> bool:
-    """Return whether a validation library, or code that it generated, raised it."""
-    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    return (
-        any(_THEIR_CLASS.match(kind.__module__) for kind in type(error).__mro__)
-        or any(_THEIR_FILE.search(code.co_filename) for code in frames)
-        or (isinstance(error, TypeError) and "keyword argument" in _str(error))
-    )
-
-
-def _kinds_of(error: Any) -> str:
-    """Return the model and the broken rules, which only pydantic 2 gives without input.
-
-    Places are left out, too: they name the keys of dicts.
-    """
-    if type(error).__qualname__ != "ValidationError" or not hasattr(error, "title"):
-        return _LEFT_OUT
-    kinds = sorted({each["type"] for each in error.errors(include_url=False)})
-    return f"{error.title}: {', '.join(kinds)} {_LEFT_OUT}"
+    return f", after {type(named).__name__}: {_text_of(named, with_text=False)}"
 
 
 class _Report(NamedTuple):
@@ -400,43 +378,26 @@ def _report_of(error: BaseException) -> _Report | None:
     return None if error.__cause__ is None else _report_of(error.__cause__)
 
 
-def _quotes_input(error: BaseException) -> bool:
-    """Return whether the errors behind it may quote the input that it is about.
-
-    It is of a validation library, or asyncpg couldn't encode an argument.
-    """
-    report = _report_of(error)
-    return _is_of_validation(error) or (
-        report is not None and _ARGUMENT.match(report.primary) is not None
-    )
-
-
 def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
     orig = getattr(error, "orig", None)
     is_wrapper = isinstance(orig, BaseException) and hasattr(error, "statement")
     return orig if is_wrapper else None
 
 
-def _behind(
-    error: BaseException, *, is_below: bool
-) -> Iterator[tuple[BaseException, bool]]:
-    """Yield the errors that an error's text may quote: causes, contexts and members.
-
-    Each with whether it is behind an error that is about input.
-    """
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that an error's text may quote: causes, contexts and members."""
     seen = {id(error)}
-    found = [(error, is_below)]
+    found = [error]
     while found:
-        known, is_below = found.pop(0)
+        known = found.pop(0)
         if isinstance(known, OutboxError):
             continue  # it quotes no values, though it can name the same message
-        is_below = is_below or _quotes_input(known)
         members = known.exceptions if isinstance(known, BaseExceptionGroup) else ()
         for behind in (known.__cause__, known.__context__, *members):
             if behind is not None and id(behind) not in seen:
                 seen.add(id(behind))
-                found.append((behind, is_below))
-                yield behind, is_below
+                found.append(behind)
+                yield behind
 
 
 def _start_of_quotation(text: str, quoted: str) -> int | None:

@@ -1,22 +1,12 @@
 """Import the object that `module:name` names, and report where a failure happened."""
 
 import importlib
-import os
-import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-from outbox.errors import ConfigError, one_line
-
-_LIBRARIES: Final = tuple(
-    f"{path}{os.sep}"
-    for path in {
-        sysconfig.get_path(name)
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    }
-)
+from outbox.errors import ConfigError, one_line, own_frame
 
 
 def import_object(what: str, path: str) -> Any:
@@ -51,16 +41,11 @@ def where(error: BaseException) -> str:
     """Return the file and line that caused an error, in the user's code if possible."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ") and frame.filename != __file__
-    ]
-    users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    if not frames:
+    frame, line = own_frame([*traceback.walk_tb(error.__traceback__)][::-1])
+    file = frame.f_code.co_filename
+    if file == __file__ or file.startswith("<frozen "):
         return "none of its lines has run"
-    frame = (users or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}"
+    return f"{file}, line {line}"
 
 
 def _import(what: str, path: str, module_name: str) -> ModuleType:

@@ -150,11 +150,8 @@ def check_received(message: Message) -> None:
     """
     check_bytes("topic", message.topic)
     if message.schema_version > MAX_SCHEMA_VERSION:
-        raise InvalidMessageError(
-            "schema_version",
-            message.schema_version,
-            f"is above {MAX_SCHEMA_VERSION}",
-            "fix the producer",
+        raise InvalidMessageError.received(
+            "schema_version", message.schema_version, f"is above {MAX_SCHEMA_VERSION}"
         )
     if is_uuid7(message.id) and message.id.int >> 80 > _LAST_MILLISECOND:
         raise InvalidMessageError(

@@ -40,18 +40,6 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 # A transaction that sends a NOTIFY can't be prepared: the insert triggers look at this.
 _IS_TWO_PHASE: Final = select(func.set_config("pillarbox.two_phase", "on", True))
 
-_COLUMNS: Final[dict[str, Any]] = {
-    "id": UUID(as_uuid=True),
-    "lane": SmallInteger(),
-    "schema_version": Integer(),
-    "available_at": DateTime(timezone=True),
-    "topic": Text(),
-    "key": Text(),
-    "tenant": Text(),
-    "content_type": Text(),
-    "headers": Text(),
-    "payload": LargeBinary(),
-}
 _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
     "id": plain_array,
     "lane": plain_array,
@@ -133,6 +121,11 @@ message_table = _MessageTable(
     Column("payload", LargeBinary, nullable=False),
     postgresql_partition_by="RANGE (created_at)",
 )
+_COLUMNS: Final[dict[str, Any]] = {
+    it.name: Text() if it.name == "headers" else it.type
+    for it in message_table.columns
+    if it.name not in {"created_at", "seq"}  # they have defaults
+}
 
 
 def insert_of(messages: Sequence[Message]) -> MessageInsert:

@@ -42,28 +42,30 @@ _NO_PARTITION: Final = ["outbox", "message", None]
 """Unlike a CHECK that fails, it names no constraint."""
 
 
+def is_instance(value: object, module: str, name: str) -> bool:
+    """Return whether a value is of a class of a module, which may not be imported."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(value, getattr(found, name))
+
+
 def is_async_session(value: object) -> "TypeIs[AsyncSession]":
     """Return whether a value is an `AsyncSession`."""
-    found = sys.modules.get(_MODULE)
-    return found is not None and isinstance(value, found.AsyncSession)
+    return is_instance(value, _MODULE, "AsyncSession")
 
 
 def is_async_scoped_session(value: object) -> "TypeIs[async_scoped_session[Any]]":
     """Return whether a value is an `async_scoped_session`, a proxy for a session."""
-    found = sys.modules.get(_MODULE)
-    return found is not None and isinstance(value, found.async_scoped_session)
+    return is_instance(value, _MODULE, "async_scoped_session")
 
 
 def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSession]]":
     """Return whether a value is an `async_sessionmaker`."""
-    found = sys.modules.get(_MODULE)
-    return found is not None and isinstance(value, found.async_sessionmaker)
+    return is_instance(value, _MODULE, "async_sessionmaker")
 
 
 def is_sharded_session(session: Session) -> bool:
     """Return whether a session chooses a database for each object."""
-    found = sys.modules.get("sqlalchemy.ext.horizontal_shard")
-    return found is not None and isinstance(session, found.ShardedSession)
+    return is_instance(session, "sqlalchemy.ext.horizontal_shard", "ShardedSession")
 
 
 def async_session_of(session: Session) -> "AsyncSession | None":

@@ -5,11 +5,14 @@ needn't be sent again when the relay retries the batch.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 from uuid import UUID
 
 from outbox.bounded_dict import BoundedDict
+from outbox.message import Message
+from relay.publisher import Acked
 
 _MAX_AGE: Final = 300.0
 
@@ -20,11 +23,22 @@ class PublishedIds:
     def __init__(self) -> None:
         self._published_at: BoundedDict[UUID, float] = BoundedDict()
 
-    def add(self, ids: Iterable[UUID]) -> None:
-        """Remember ids, evicting the oldest if necessary."""
-        now = time.monotonic()
-        for id in ids:
-            self._published_at[id] = now
+    @contextmanager
+    def kept(
+        self, batch: Sequence[Message], answers: Sequence[object]
+    ) -> Iterator[None]:
+        """If the block raises, remember what was acked until then.
+
+        Args:
+            answers: one for each message, filled in within the block.
+        """
+        try:
+            yield
+        except BaseException:
+            for message, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Acked):
+                    self._published_at[message.id] = time.monotonic()
+            raise
 
     def pop(self, id: UUID) -> bool:
         """Return whether a message was published recently, and forget it."""

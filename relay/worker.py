@@ -165,9 +165,6 @@ class Worker:
             self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))
-            for lane in batch.lanes:
-                # The outage may be long, so reread the state of the lanes.
-                lane.require_refresh()
         rest = iter(answers)
         return [Acked() if row.identity in acked else next(rest) for row in batch.rows]
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from docs.reference import api, board, events, metrics, sql
 from outbox.administration.migrate import migrate
-from outbox.brokers.options import brokers
+from outbox.brokers.options import BrokerOptions, Option, brokers, declared
 from outbox.cli.command import LOGGING
 from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
 from outbox.testing.postgres import postgres_server
@@ -54,6 +54,7 @@ _BROKERS: Final = """\
 One URL serves both sides: relay and consumer
 each use their own options.
 """
+_OPTIONS: Final = "| option | side | default | |\n|---|---|---|---|\n"
 _COLUMNS: Final = "| option | variable | default | |\n|---|---|---|---|\n"
 
 
@@ -70,11 +71,34 @@ def page() -> str:
 def brokers_page() -> str:
     """Return the page with the options of each broker's URL."""
     parts = [
-        f"## {name}\n\n[What it promises](../brokers/{name}.md).\n\n{kind.markdown()}"
+        f"## {name}\n\n[What it promises](../brokers/{name}.md).\n\n{_options(kind)}"
         for name, kind in brokers().items()
-        if kind.table()
+        if any(declared(kind))
     ]
     return "\n".join([_BROKERS, *parts])
+
+
+def _options(kind: type[BrokerOptions]) -> str:
+    rows = [
+        _line(f"`{name}`", it.side, _shown(getattr(kind, name), it), it.help)
+        for name, it in declared(kind)
+    ]
+    names = ", ".join(f"`{name}`" for name in kind.client)
+    of_client = f"\nOf the client library: {names}.\n" if names else ""
+    return (
+        f"| option | side | default | |\n|---|---|---|---|\n{''.join(rows)}{of_client}"
+    )
+
+
+def _shown(default: Any, option: Option) -> str:
+    if option.default is not None:
+        return option.default
+    if default is None:
+        return ""
+    if type(default) is int:
+        mebibytes, rest = divmod(default, 1024 * 1024)
+        return f"{mebibytes} MiB" if mebibytes and not rest else f"{default:,}"
+    return f"`{option.form.write(default)}`"
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:

@@ -83,9 +83,9 @@ WITH moment AS (
     RETURNING id, created_at, seq, lane
 ), settled AS (
     INSERT INTO outbox.position (created_at, ends_at, settled_at, number, up_to,
-                                 messages, lane, reader, owner, snapshot)
+                                 messages, lane, reader, snapshot)
     SELECT day, day + interval '24 hours', max(at) + interval '40 ms', max(seq),
-           max(seq), count(*), lane, 'relay', gen_random_uuid(),
+           max(seq), count(*), lane, 'relay',
            format('1:%s:', pg_current_xact_id()::text::bigint + 1)::pg_snapshot
       FROM (SELECT lane, seq, created_at AS at,
                    date_trunc('day', created_at, 'UTC') AS day

@@ -1,7 +1,10 @@
 """What a consumer did since its last report; see `ConsumerActive`."""
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Final
 
 from inbox.events import (
     ConsumerActive,
@@ -14,6 +17,15 @@ from inbox.events import (
 from outbox.events import Event, ProcessMeasured
 from outbox.message_id import seconds_since_epoch
 from outbox.observability.latency import Latencies
+
+COUNTED: Final[Mapping[type[Event], tuple[str, ...]]] = {
+    MessageHandled: ("handled",),
+    DuplicateSkipped: ("duplicate",),
+    HandlerFailed: ("failed", "retried"),
+    RetryRequested: ("retried",),
+    MessageDeadLettered: ("dead_lettered",),
+}
+"""What an event counts as; metrics have the same names."""
 
 
 class ConsumerCounts:
@@ -28,59 +40,38 @@ class ConsumerCounts:
         self.consumer = consumer
         self.latencies = Latencies()
         self._in_flight = self._held = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._handled = self._failed = self._duplicates = 0
-        self._retried = self._dead_lettered = 0
+        self._counts: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        if type(event) is MessageHandled:
-            self._handled += 1
+        for name in COUNTED.get(type(event), ()):
+            self._counts[name] += 1
+        if isinstance(event, MessageHandled):
             added = seconds_since_epoch(event.id)
             if added is not None:
                 self.latencies.add(time.time() - added)
-            return
-        match event:
-            case DuplicateSkipped():
-                self._duplicates += 1
-            case HandlerFailed():
-                self._failed += 1
-                self._retried += 1
-            case RetryRequested():
-                self._retried += 1
-            case MessageDeadLettered():
-                self._dead_lettered += 1
-            case ProcessMeasured():
-                self._in_flight, self._held = event.in_flight, event.held
+        elif isinstance(event, ProcessMeasured):
+            self._in_flight, self._held = event.in_flight, event.held
 
     @property
     def is_active(self) -> bool:
         """Whether anything has happened since the last `take`."""
-        return bool(
-            self._handled
-            or self._failed
-            or self._duplicates
-            or self._retried
-            or self._dead_lettered
-        )
+        return bool(self._counts)
 
     def take(self, period: timedelta) -> ConsumerActive:
         """Return the activity since the last `take`, and reset the counts."""
         latencies = self.latencies.take()
-        active = ConsumerActive(
+        counts, self._counts = self._counts, Counter()
+        return ConsumerActive(
             consumer=self.consumer,
-            handled=self._handled,
-            failed=self._failed,
-            duplicates=self._duplicates,
-            retried=self._retried,
-            dead_lettered=self._dead_lettered,
+            handled=counts["handled"],
+            failed=counts["failed"],
+            duplicates=counts["duplicate"],
+            retried=counts["retried"],
+            dead_lettered=counts["dead_lettered"],
             lag=latencies.quantile(0.5),
             slowest=latencies.longest if latencies.count else None,
             in_flight=self._in_flight,
             held=self._held,
             period=period,
         )
-        self._begin()
-        return active

@@ -5,9 +5,11 @@ waits while one of its messages waits: later messages stay behind it, and all ot
 proceed.
 """
 
+import asyncio
 import heapq
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
@@ -85,6 +87,13 @@ class Backlog(Generic[T]):
         if not self._timers:
             return None
         return max(0.0, self._timers[0][0] - self._clock())
+
+    async def wait_for(self, news: asyncio.Event, seconds: float) -> None:
+        """Wait for an event, but no longer than until the next waiting item is due."""
+        due = self.seconds_until_due()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds if due is None else min(seconds, due)):
+                await news.wait()
 
     def waiting(self) -> list[tuple[T, float]]:
         """Return waiting items, with the seconds left; some wait behind their key."""

@@ -14,6 +14,7 @@ from inbox.events import (
     ConsumerStopped,
     DeliveryEvent,
     HandlerFailed,
+    HandlerOverdue,
     MessageHandled,
     RetryRequested,
 )
@@ -58,6 +59,8 @@ class BlockedKeys:
         match event:
             case HandlerFailed() | RetryRequested():
                 self._wait(event)
+            case HandlerOverdue():
+                return
             case DeliveryEvent(id=id):
                 self._waiting.pop(id, None)
             case ConsumerStopped():

@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from inbox.consuming.dispatch import Dispatcher
@@ -58,21 +58,23 @@ class Fetcher:
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
         self._member = member
-        self._warned: set[str] = set()
+        self._warned: dict[str, datetime] = {}
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
 
     @property
-    def strangers(self) -> list[str]:
-        """What to say of running members with their handlers in another database."""
+    def strangers(self) -> list[tuple[datetime, str]]:
+        """What to say of running members with another database, and since when."""
         ids = {name: _MEMBER.search(name) for name in self._abilities.members()}
-        return [
+        reasons = [
             f"{name} has its handlers in another database: give one of the two "
             "services another Consumer(name=…)"
             for name, found in ids.items()
             if self._member and found is not None and found[0] != self._member
         ]
+        now = datetime.now(UTC)
+        return [(self._warned.get(reason, now), reason) for reason in reasons]
 
     async def run(self) -> None:
         """Fetch until cancelled, or until idle.
@@ -115,9 +117,10 @@ class Fetcher:
             last = now
 
     def _notify_warnings(self) -> None:
-        for reason in (*self._abilities.warnings(), *self.strangers):
+        reasons = *self._abilities.warnings(), *(reason for _, reason in self.strangers)
+        for reason in reasons:
             if reason not in self._warned:
-                self._warned.add(reason)
+                self._warned[reason] = datetime.now(UTC)
                 self._notify(SourceWarned(**self._about, reason=reason))
 
     def _notify_withheld(self) -> None:
@@ -147,16 +150,7 @@ class Fetcher:
             await delivery.nack()
         except BrokerUnavailableError:
             return  # the broker redelivers it anyway
-        message = delivery.message
-        self._notify(
-            DeliveryReturned(
-                consumer=self._about["consumer"],
-                id=message.id,
-                topic=message.topic,
-                key=message.key,
-                traceparent=message.headers.get("traceparent"),
-            )
-        )
+        self._notify(DeliveryReturned.of(self._about["consumer"], delivery.message))
 
 
 async def fetch_all(

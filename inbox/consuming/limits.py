@@ -8,12 +8,9 @@ from inbox.idle import check_max_idle
 from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError, check_type
 
-MIB: Final = 1024 * 1024
-HELD_BYTES: Final = 64 * MIB
+HELD_BYTES: Final = 64 * 1024 * 1024
 """The payloads that a queue holds before it stops fetching: as much as thousands of
-ordinary messages have, and a few dozen of the largest."""
-_FETCH_BYTES: Final = 8 * MIB
-"""The most that the `postgres` broker delivers at once; see docs/containers.md."""
+ordinary messages have, and a few dozen of the largest. See docs/containers.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +52,3 @@ class ConsumerLimits:
     def max_lines(self) -> int:
         """The number of messages that each queue can hold, running or ready."""
         return self.max_in_flight + min(self.max_in_flight, self.max_waiting)
-
-    def memory_bytes(self, queues: int = 1) -> int:
-        """Estimate the maximum memory that a consumer needs, not counting its handlers.
-
-        Held payloads are in memory twice, as read by the broker's library and in the
-        messages; payloads being fetched, up to five times.
-        """
-        each = 2 * HELD_BYTES + 5 * _FETCH_BYTES
-        return 64 * MIB + queues * each

@@ -1,21 +1,17 @@
 """Prometheus metrics of a consumer; requires the extra `metrics`."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from inbox.consuming.activity import ConsumerCounts
+from inbox.consuming.activity import COUNTED, ConsumerCounts
 from inbox.events import (
     ConsumerStarted,
     ConsumerStopped,
-    DuplicateSkipped,
-    HandlerFailed,
-    MessageDeadLettered,
+    DeliveryEvent,
     MessageHandled,
-    RetryRequested,
 )
 from outbox.events import Event, ProcessMeasured
 from outbox.observability.latency import LONG, Latencies
@@ -23,14 +19,10 @@ from outbox.observability.prometheus import OTHER, LatencyHistogram, TopicLabels
 
 
 class _OfTopic(NamedTuple):
-    """The counters and histogram of one topic."""
+    """The counters, by name, and the histogram of one topic."""
 
     handler_duration: Latencies
-    handled: Counter
-    failed: Counter
-    duplicate: Counter
-    retried: Counter
-    dead_lettered: Counter
+    counters: dict[str, Counter]
 
 
 class ConsumerMetrics:
@@ -44,8 +36,8 @@ class ConsumerMetrics:
         self, registry: CollectorRegistry, topics: TopicLabels, counts: ConsumerCounts
     ) -> None:
         self._topics = topics
-        self._by_topic = [
-            Counter(
+        self._by_topic = {
+            name: Counter(
                 f"pillarbox_consumer_messages_{name}",
                 documentation,
                 ["consumer", "topic"],
@@ -58,7 +50,7 @@ class ConsumerMetrics:
                 ("retried", "Retries, after a failure or at the handler's request."),
                 ("dead_lettered", "Messages that became dead letters of the inbox."),
             )
-        ]
+        }
         self._handler_duration = LatencyHistogram(
             "pillarbox_consumer_handler_duration_seconds",
             "Time to handle a message and to commit.",
@@ -116,22 +108,27 @@ class ConsumerMetrics:
         # Cached by topic, which is faster than finding the label. Topics that share a
         # label are left out.
         self._by_name: dict[tuple[str, str], _OfTopic] = {}
-        self._learn: dict[type[Event], Callable[[Any], None]] = {
-            ConsumerStarted: self._record_started,
-            MessageHandled: self._record_handled,
-            DuplicateSkipped: self._record_duplicate,
-            HandlerFailed: self._record_failed,
-            RetryRequested: self._record_retry,
-            MessageDeadLettered: self._record_dead_lettered,
-            ProcessMeasured: self._record_measured,
-            ConsumerStopped: self._record_stopped,
-        }
 
     def __call__(self, event: Event) -> None:
         """Record an event in the metrics."""
-        learn = self._learn.get(type(event))
-        if learn is not None:
-            learn(event)
+        if (names := COUNTED.get(type(event))) is not None:
+            assert isinstance(event, DeliveryEvent)
+            known = self._of(event.consumer, event.topic)
+            for name in names:
+                known.counters[name].inc()
+            if isinstance(event, MessageHandled):
+                self._record_times(event, known)
+            return
+        match event:
+            case ConsumerStarted():
+                for topic in event.topics:
+                    if not topic.endswith("*"):
+                        self._of(event.consumer, topic)
+            case ProcessMeasured():
+                self._record_measured(event)
+            case ConsumerStopped():
+                self._in_flight.labels(event.consumer).set(0)
+                self._held.labels(event.consumer).set(0)
 
     def _of(self, consumer: str, topic: str) -> _OfTopic:
         known = self._by_name.get((consumer, topic))
@@ -144,38 +141,17 @@ class ConsumerMetrics:
             # All start at 0: Prometheus sees no increase in a series that is new.
             known = self._known[labels] = _OfTopic(
                 self._handler_duration.of(*labels),
-                *(it.labels(*labels) for it in self._by_topic),
+                {name: it.labels(*labels) for name, it in self._by_topic.items()},
             )
         if label != OTHER:
             self._by_name[consumer, topic] = known
         return known
 
-    def _record_started(self, event: ConsumerStarted) -> None:
-        for topic in event.topics:
-            if not topic.endswith("*"):
-                self._of(event.consumer, topic)
-
-    def _record_handled(self, event: MessageHandled) -> None:
-        known = self._of(event.consumer, event.topic)
-        known.handled.inc()
+    def _record_times(self, event: MessageHandled, known: _OfTopic) -> None:
         known.handler_duration.add(event.seconds)
         if event.published_at is not None:
             waited = time.time() - event.seconds - event.published_at
             self._publish_to_handle.of(event.consumer).add(waited)
-
-    def _record_duplicate(self, event: DuplicateSkipped) -> None:
-        self._of(event.consumer, event.topic).duplicate.inc()
-
-    def _record_retry(self, event: RetryRequested) -> None:
-        self._of(event.consumer, event.topic).retried.inc()
-
-    def _record_dead_lettered(self, event: MessageDeadLettered) -> None:
-        self._of(event.consumer, event.topic).dead_lettered.inc()
-
-    def _record_failed(self, event: HandlerFailed) -> None:
-        known = self._of(event.consumer, event.topic)
-        known.failed.inc()
-        known.retried.inc()
 
     def _record_measured(self, event: ProcessMeasured) -> None:
         self._in_flight.labels(event.name).set(event.in_flight)
@@ -192,7 +168,3 @@ class ConsumerMetrics:
             self._handler_age.labels(event.name, event.running_handler, overdue).set(
                 age
             )
-
-    def _record_stopped(self, event: ConsumerStopped) -> None:
-        self._in_flight.labels(event.consumer).set(0)
-        self._held.labels(event.consumer).set(0)

@@ -5,12 +5,13 @@ being written, the next one collects, so batches grow with the load.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from outbox.errors import BrokerUnavailableError
+from outbox.gather import end
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -44,11 +45,24 @@ class Outcomes(Generic[T]):
         self._failure: BrokerUnavailableError | None = None
         self._hurry = asyncio.Event()
         self._tried = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def add(self, outcome: T) -> None:
         """Schedule an outcome to be written."""
         self._waiting.append(outcome)
         self._added.set()
+
+    def start(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Write outcomes in a task; run what else the source does in tasks, too."""
+        self._tasks = [asyncio.create_task(each) for each in (self.run(), *others)]
+
+    async def finish(self, seconds: float) -> None:
+        """Write the outcomes that are left, within a time; then end all tasks."""
+        self.close()
+        try:
+            await asyncio.wait(self._tasks[:1], timeout=seconds)
+        finally:
+            await end(self._tasks)
 
     def close(self) -> None:
         """Let `run` return once all outcomes are written."""
@@ -63,7 +77,11 @@ class Outcomes(Generic[T]):
 
         Raises:
             BrokerUnavailableError: that attempt also failed.
+            Exception: what ended a task that `start` has begun.
         """
+        for task in self._tasks:
+            if task.done():
+                task.result()
         many = len(self._waiting) >= _MANY_BATCHES * self._max_batch
         if self._failures >= _FEW_FAILURES or (self._failures and many):
             self._hurry.set()

@@ -1,9 +1,9 @@
 """The queues that a process serves: their weights, order and sources."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from inbox.handlers.registration import AnyHandler
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
 from outbox.brokers.options import identity_of
@@ -12,7 +12,7 @@ from outbox.errors import ConfigError, check_type, shorten
 from outbox.message import FrozenDict
 
 Order: TypeAlias = Literal["key", "none"]
-_ORDERS = ("key", "none")
+ORDERS: Final = ("key", "none")
 
 
 class ServedQueues:
@@ -26,7 +26,7 @@ class ServedQueues:
     def __init__(
         self,
         consumer: str,
-        routes: Routes[AnyHandler],
+        routes: Routes[Registered],
         source: Source | str | Mapping[str, Source],
     ) -> None:
         self._consumer = consumer
@@ -100,16 +100,6 @@ class ServedQueues:
             f"consumer {self._consumer!r}: has no source for queue {queue!r}; pass a "
             "URL, or a mapping with a source for each queue"
         )
-
-
-def check_order(order: object) -> None:
-    """Refuse an invalid order.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if order not in _ORDERS:
-        raise ConfigError(f"order={shorten(order)}: write one of {', '.join(_ORDERS)}")
 
 
 def group_of(consumer: str, queue: str) -> str:

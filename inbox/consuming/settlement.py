@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -36,13 +36,14 @@ from inbox.dead_letters.write import (
     Failure,
     Stacktraces,
     StoredFailure,
-    finished_job_failed,
 )
 from inbox.errors import InvalidReceiptError
 from inbox.events import (
     DeadLetterRepeated,
+    DeliveryEvent,
     DeliveryReturned,
     DuplicateSkipped,
+    FinishedJobFailed,
     HandlerFailed,
     HandlerMissing,
     MessageCancelled,
@@ -50,7 +51,7 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.handlers.batch import Batches, Batching
+from inbox.handlers.batch import Batches
 from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import (
     Again,
@@ -64,12 +65,12 @@ from inbox.handlers.outcome import (
     Outcome,
     Spent,
     Stopped,
-    Taken,
 )
-from inbox.handlers.registration import AnyHandler, terms_of
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import Routes
+from inbox.handlers.signature import Takes
 from inbox.handlers.upcasting import Versions
-from inbox.jobs.runner import JobRunner, LongHandler
+from inbox.jobs.runner import JobRunner
 from inbox.poison.policy import PoisonPolicy, Start, StartCounter
 from inbox.poison.store import find_last_error
 from inbox.receipt import has_receipt
@@ -84,7 +85,6 @@ from outbox.errors import (
 )
 from outbox.events import Observers
 from outbox.limits import check_received
-from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -93,6 +93,16 @@ T = TypeVar("T")
 _PAUSE: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=10), max_delay=timedelta(seconds=1)
 )
+_AWAY: Final = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeoutError,
+    OSError,
+    OutboxError,
+)
+# The classes of data, constraint and program limit errors; and the internal error for
+# a row that is too large to assemble.
+_OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
 class DeliverySettlement:
@@ -101,149 +111,146 @@ class DeliverySettlement:
     def __init__(
         self,
         dead_letters: DeadLetterWriter,
-        routes: Routes[AnyHandler],
+        routes: Routes[Registered],
         versions: Versions,
         rollout: Rollout,
         executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
     ) -> None:
-        self._dead_letters = dead_letters
-        self._consumer = dead_letters.consumer
-        self._routes = routes
-        self._versions = versions
-        self._rollout = rollout
-        self._executor = executor
-        self._batches: dict[Batching, Batches] = {}
-        self._long = JobRunner(executor, dead_letters.consumer)
-        self._retry = retry
-        self._notify = observers.notify
-        self._poison = PoisonPolicy(executor, dead_letters.consumer)
-        self._outage = DatabaseOutage(dead_letters.consumer, observers)
-        self._dead_lettering = DeadLettering(dead_letters, self._outage, observers)
+        self.consumer = dead_letters.consumer
+        self.dead_letters = dead_letters
+        self.routes = routes
+        self.versions = versions
+        self.rollout = rollout
+        self.executor = executor
+        self.retry = retry
+        self.notify = observers.notify
+        self.stacktraces = Stacktraces()
+        self.jobs = JobRunner(executor, self.consumer)
+        self.poison = PoisonPolicy(executor, self.consumer)
+        self.outage = DatabaseOutage(self.consumer, observers)
+        self._batches: dict[Registered, Batches] = {}
 
     async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
         """Settle a delivery; return False if the consumer stops first."""
-        message = delivery.message
-        failure = problem_of(delivery)
+        return await _Turn(self, delivery, dispatcher).settle()
+
+    def batches(self, handler: Registered) -> Batches:
+        """Return what collects the batches of a batch handler."""
+        if handler not in self._batches:
+            self._batches[handler] = Batches(handler, self.executor)
+        return self._batches[handler]
+
+
+class _Turn:
+    """The settlement of one delivery."""
+
+    def __init__(
+        self, run: DeliverySettlement, delivery: Delivery, dispatcher: Dispatcher
+    ) -> None:
+        self._run = run
+        self._delivery = delivery
+        self._message = delivery.message
+        self._dispatcher = dispatcher
+        self._began = 0.0
+
+    async def settle(self) -> bool:
+        failure = problem_of(self._delivery)
         if failure is None:
-            failure = self._why_unhandled(message)
+            failure = self._why_unhandled()
             if failure is None:
-                handler = self._routes.find(message.topic)
+                handler = self._run.routes.find(self._message.topic)
                 assert handler is not None
-                return await self._try(handler, delivery, dispatcher)
-            ended = await self._hand_back(delivery, dispatcher, failure)
+                return await self._try(handler)
+            ended = await self._hand_back(failure)
             if ended is not None:
                 return ended
-        return await self._dead_lettering.write(
-            delivery, dispatcher, failure, delivery.attempts
-        )
+        return await self._dead_letter(failure, self._delivery.attempts)
 
-    def _why_unhandled(self, message: Message) -> str | None:
-        """Return why a message needs another replica; None: it has a handler here."""
-        known = self._routes.match(message.topic)
+    def _why_unhandled(self) -> str | None:
+        """Return why the message needs another replica; None: it has a handler here."""
+        topic = self._message.topic
+        known = self._run.routes.match(topic)
         if known is not None:
-            return self._versions.why_too_new(known, message)
+            return self._run.versions.why_too_new(known, self._message)
         return (
-            f"consumer {self._consumer!r} has no handler for topic "
-            f"{shorten(message.topic)}: add one and retry it, or end the subscription "
+            f"consumer {self._run.consumer!r} has no handler for topic "
+            f"{shorten(topic)}: add one and retry it, or end the subscription "
             "(pillarbox unsubscribe CONSUMER TOPIC; for brokers other than postgres "
             "see their pages)"
         )
 
-    async def _hand_back(
-        self, delivery: Delivery, dispatcher: Dispatcher, reason: str
-    ) -> bool | None:
-        """Hand a delivery back, or let it wait here if its source can't.
+    async def _hand_back(self, reason: str) -> bool | None:
+        """Hand the delivery back, or let it wait here if its source can't.
 
         Returns None after the rollout, and False if the consumer stops first.
         """
-        topic = delivery.message.topic
-        is_first = topic not in self._rollout.since
-        while (delay := self._rollout.wait(topic)) is not None:
-            if is_first:
-                is_first = False
-                seconds = self._rollout.patience.total_seconds()
-                self._notify(
-                    HandlerMissing(
-                        consumer=self._consumer,
-                        topic=topic,
-                        reason=reason,
-                        seconds=seconds,
-                    )
+        topic, rollout = self._message.topic, self._run.rollout
+        if rollout.patience and topic not in rollout.since:
+            self._run.notify(
+                HandlerMissing(
+                    consumer=self._run.consumer,
+                    topic=topic,
+                    reason=reason,
+                    seconds=rollout.patience.total_seconds(),
                 )
-            if await dispatcher.hand_back(delivery, delay):
-                self._notify(DeliveryReturned(**self._about(delivery.message)))
+            )
+        while (delay := rollout.wait(topic)) is not None:
+            if await self._dispatcher.hand_back(self._delivery, delay):
+                self._notify(DeliveryReturned)
                 return True
-            if not await dispatcher.park(delay):
+            if not await self._dispatcher.park(delay):
                 return False
         return None
 
-    async def _try(
-        self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
-    ) -> bool:
-        retry = terms_of(handler).retry or self._retry
-        is_long = isinstance(handler, LongHandler)
-        counter = StartCounter(self._poison, delivery, retry, is_long=is_long)
+    async def _try(self, handler: Registered) -> bool:
+        retry = handler.terms.retry or self._run.retry
+        is_long = handler.takes is Takes.JOB
+        counter = StartCounter(self._run.poison, self._delivery, retry, is_long=is_long)
         has_ended = False
         try:
-            match await self._handle(handler, delivery, dispatcher, counter):
-                case Nacked():
-                    return True
-                case Handled() as handled:
-                    await self._handled(delivery, handled)
-                    has_ended = True
-                case Cancelled():
-                    self._outage.end()
-                    self._notify(MessageCancelled(**self._about(delivery.message)))
-                    await ack(delivery)
-                    has_ended = True
-                case Dead(failure, attempts):
-                    has_ended = await self._dead_lettering.write(
-                        delivery, dispatcher, failure, attempts
-                    )
-                case Spent() as spent:
-                    has_ended = await self._end_spent(delivery, dispatcher, spent)
-                case Stopped():
-                    pass
+            outcome = await self._handle(handler, counter)
+            has_ended = await self._end(outcome)
+            return has_ended or isinstance(outcome, Nacked)
         finally:
             await (counter.end() if has_ended else counter.uncount())
-        return has_ended
 
-    async def _end_spent(
-        self, delivery: Delivery, dispatcher: Dispatcher, spent: Spent
-    ) -> bool:
-        was_handled = await self._was_handled(delivery.message, dispatcher)
+    async def _end(self, outcome: Outcome) -> bool:
+        match outcome:
+            case Handled(is_new, late_error):
+                await self._handled(late_error, is_new=is_new)
+            case Cancelled():
+                self._run.outage.end()
+                self._notify(MessageCancelled)
+                await ack(self._delivery)
+            case Dead(failure, attempts):
+                return await self._dead_letter(failure, attempts)
+            case Spent():
+                return await self._end_spent(outcome)
+            case Nacked() | Stopped():
+                return False
+        return True
+
+    async def _end_spent(self, spent: Spent) -> bool:
+        was_handled = await self._was_handled()
         if was_handled is None:
             return False
         if was_handled:
-            await self._handled(delivery, Handled(is_new=False))
+            await self._handled(is_new=False)
             return True
-        unknown, message = str(spent), delivery.message
-        find = partial(find_last_error, message.id, self._consumer, unknown)
-        error: StoredFailure | str | None
-        error = await self._ask(find, unknown, message, dispatcher)
-        if error is None:
-            return False
-        return await self._dead_lettering.write(
-            delivery, dispatcher, error, spent.starts
-        )
+        unknown = str(spent)
+        find = partial(find_last_error, self._message.id, self._run.consumer, unknown)
+        error: StoredFailure | str | None = await self._ask(find, unknown)
+        return error is not None and await self._dead_letter(error, spent.starts)
 
-    async def _was_handled(
-        self, message: Message, dispatcher: Dispatcher
-    ) -> bool | None:
+    async def _was_handled(self) -> bool | None:
         """Return whether it has a receipt; None if the consumer stops first."""
         # A process may have died between the commit and the ack.
-        find = partial(has_receipt, message.id, self._consumer)
-        return await self._ask(find, False, message, dispatcher)
+        find = partial(has_receipt, self._message.id, self._run.consumer)
+        return await self._ask(find, False)
 
-    async def _ask(
-        self,
-        find: Callable[[Session], T],
-        impossible: T,
-        message: Message,
-        dispatcher: Dispatcher,
-    ) -> T | None:
+    async def _ask(self, find: Callable[[Session], T], impossible: T) -> T | None:
         """Return the database's answer; None if the consumer stops first.
 
         Args:
@@ -252,30 +259,23 @@ class DeliverySettlement:
         lost = 0
         while True:
             try:
-                async with dispatcher.slot(message):
-                    return await self._executor.transact(find)
+                async with self._dispatcher.slot(self._message):
+                    return await self._run.executor.transact(find)
             except Exception as error:  # noqa: BLE001 (waits until it gets an answer)
                 if refusal_of(error) is not None:
                     return impossible
                 lost += 1
-                if not await self._outage.wait(error, lost, dispatcher):
+                if not await self._run.outage.wait(error, lost, self._dispatcher):
                     return None
 
-    async def _handle(
-        self,
-        handler: AnyHandler,
-        delivery: Delivery,
-        dispatcher: Dispatcher,
-        counter: StartCounter,
-    ) -> Outcome:
+    async def _handle(self, handler: Registered, counter: StartCounter) -> Outcome:
         """Call the handler until the message has its outcome."""
-        message = delivery.message
         lost = postponed = 0
         while True:
-            attempted = await self._attempt(handler, message, dispatcher, counter)
+            attempted = await self._attempt(handler, counter)
             match attempted:
                 case Failed(error):
-                    outcome = await self._failed(delivery, counter, error, dispatcher)
+                    outcome = await self._failed(counter, error)
                     if outcome is not None:
                         return outcome
                     continue
@@ -283,44 +283,35 @@ class DeliverySettlement:
                     postponed += 1
                     delay = max(delay, _PAUSE.delay(postponed))
                     await counter.uncount()
-                    asked = self._dead_letters.describe(reason, message.headers)
                     self._notify(
-                        RetryRequested(
-                            **self._about(message),
-                            reason=asked.reason,
-                            seconds_until_retry=delay.total_seconds(),
-                        )
+                        RetryRequested,
+                        reason=self._describe(reason).reason,
+                        seconds_until_retry=delay.total_seconds(),
                     )
-                    goes_on = await dispatcher.park(delay)
+                    goes_on = await self._dispatcher.park(delay)
                 case Outage(error):
                     lost += 1
-                    goes_on = await self._outage.wait(error, lost, dispatcher)
+                    goes_on = await self._run.outage.wait(error, lost, self._dispatcher)
                 case _:
                     return attempted
             if not goes_on:
                 return Stopped()
 
     async def _attempt(
-        self,
-        handler: AnyHandler,
-        message: Message,
-        dispatcher: Dispatcher,
-        counter: StartCounter,
+        self, handler: Registered, counter: StartCounter
     ) -> Outcome | Again:
+        slot = self._dispatcher.slot(self._message)
+        starting = counter.start(self._dispatcher.stopping)
         try:
-            slot, starting = (
-                dispatcher.slot(message),
-                counter.start(dispatcher.stopping),
-            )
             async with slot, starting as start:
                 match start:
                     case Start.STOPPED:
                         return Stopped()
                     case Start.SPENT:
                         return Spent(counter.attempts)
-                return await self._call(handler, message, dispatcher, counter)
+                return await self._call(handler, counter)
         except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
-            verdict = judge(raised, terms_of(handler).is_permanent)
+            verdict = judge(raised, handler.terms.is_permanent)
         match verdict:
             case Fatal(error):
                 # A message without a receipt was never handled.
@@ -328,9 +319,8 @@ class DeliverySettlement:
                 return Dead(error, counter.attempts + is_called)
             case Unclear(error):
                 # A long handler's blocks have no receipt that would show it.
-                was_committed = isinstance(handler, LongHandler) or (
-                    await self._was_handled(message, dispatcher)
-                )
+                is_long = handler.takes is Takes.JOB
+                was_committed = is_long or await self._was_handled()
                 if was_committed is None:
                     return Stopped()
                 if was_committed:
@@ -344,143 +334,76 @@ class DeliverySettlement:
         return verdict
 
     async def _call(
-        self,
-        handler: AnyHandler,
-        message: Message,
-        dispatcher: Dispatcher,
-        counter: StartCounter,
+        self, handler: Registered, counter: StartCounter
     ) -> Outcome | Later:
-        started = time.monotonic()
-        if isinstance(handler, LongHandler):
-            ended = await self._long.run(handler, message, dispatcher.stopping, counter)
-        elif isinstance(handler, Batching):
-            batches = self._batches.get(handler)
-            if batches is None:
-                batches = self._batches[handler] = Batches(handler, self._executor)
-            ended = Handled(await batches.handle(message))
-        else:
-            ended = Handled(await self._executor.handle(handler, message))
-        match ended:
-            case Handled():
-                seconds = time.monotonic() - started
-                return Handled(ended.is_new, ended.late_error, seconds)
-            case Taken(delay):
-                return Later(delay, "another process has this job")
-        return ended
+        run, message = self._run, self._message
+        self._began = time.monotonic()
+        match handler.takes:
+            case Takes.ONE:
+                return Handled(bool(await run.executor.handle(handler, [message])))
+            case Takes.MANY:
+                return Handled(await run.batches(handler).handle(message))
+            case Takes.JOB:
+                stopping = self._dispatcher.stopping
+                return await run.jobs.run(handler, message, stopping, counter)
 
-    async def _handled(self, delivery: Delivery, handled: Handled) -> None:
-        self._outage.end()
-        about = self._about(delivery.message)
-        if handled.late_error is not None:
-            late = (self._dead_letters, delivery.message, handled.late_error)
-            self._notify(finished_job_failed(*late))
-        if handled.is_new:
+    async def _handled(
+        self, late_error: Exception | None = None, *, is_new: bool
+    ) -> None:
+        self._run.outage.end()
+        if late_error is not None:
+            late = self._describe(late_error)
             self._notify(
-                MessageHandled(
-                    **about,
-                    seconds=handled.seconds,
-                    published_at=delivery.published_at,
-                )
+                FinishedJobFailed, reason=late.reason, stacktrace=late.reported
+            )
+        if is_new:
+            self._notify(
+                MessageHandled,
+                seconds=time.monotonic() - self._began,
+                published_at=self._delivery.published_at,
             )
         else:
-            self._notify(DuplicateSkipped(**about))
-        await ack(delivery)
+            self._notify(DuplicateSkipped)
+        await ack(self._delivery)
 
     async def _failed(
-        self,
-        delivery: Delivery,
-        counter: StartCounter,
-        error: Exception,
-        dispatcher: Dispatcher,
+        self, counter: StartCounter, error: Exception
     ) -> Dead | Nacked | None:
         """Count an attempt; return the outcome if there is no other one here."""
-        failure = self._dead_letters.describe(error, delivery.message.headers)
+        failure = self._describe(error)
         await counter.failed(failure)
         if counter.retry.spent(counter.attempts):
             return Dead(error, counter.attempts)
-        if await self._back_off(delivery, counter, failure, dispatcher):
-            return None
-        return Nacked()
-
-    async def _back_off(
-        self,
-        delivery: Delivery,
-        counter: StartCounter,
-        failure: StoredFailure,
-        dispatcher: Dispatcher,
-    ) -> bool:
         delay = counter.retry.delay(counter.attempts)
-        traces = self._dead_lettering.stacktraces
         self._notify(
-            HandlerFailed(
-                **self._about(delivery.message),
-                attempts=counter.attempts,
-                reason=failure.reason,
-                seconds_until_retry=delay.total_seconds(),
-                stacktrace=traces.first(delivery.message, failure, failure),
-            )
+            HandlerFailed,
+            attempts=counter.attempts,
+            reason=failure.reason,
+            seconds_until_retry=delay.total_seconds(),
+            stacktrace=self._run.stacktraces.first(self._message, failure, failure),
         )
         due = time.monotonic() + delay.total_seconds()
-        if await dispatcher.park(delay):
-            return True
+        if await self._dispatcher.park(delay):
+            return None
         left = max(0.0, due - time.monotonic())
         await counter.keep()
-        await delivery.nack(timedelta(seconds=left))
-        return False
+        await self._delivery.nack(timedelta(seconds=left))
+        return Nacked()
 
-    def _about(self, message: Message) -> dict[str, Any]:
-        return about_message(self._consumer, message)
-
-
-_AWAY: Final = (
-    OperationalError,
-    InterfaceError,
-    PoolTimeoutError,
-    OSError,
-    OutboxError,
-)
-# The classes of data, constraint and program limit errors; and the internal error for
-# a row that is too large to assemble.
-_OF_THE_ROW: Final = ("22", "23", "54", "XX000")
-
-
-class DeadLettering:
-    """Writes the dead letters of one run of a consumer, and acks their messages.
-
-    Attributes:
-        stacktraces: selects the stack traces that the run reports.
-    """
-
-    def __init__(
-        self,
-        dead_letters: DeadLetterWriter,
-        outage: DatabaseOutage,
-        observers: Observers,
-    ) -> None:
-        self._dead_letters = dead_letters
-        self.stacktraces = Stacktraces()
-        self._outage = outage
-        self._notify = observers.notify
-
-    async def write(
-        self,
-        delivery: Delivery,
-        dispatcher: Dispatcher,
-        failure: Failure,
-        attempts: int,
-    ) -> bool:
+    async def _dead_letter(self, failure: Failure, attempts: int) -> bool:
         """Write a dead letter and ack; return False if the consumer stops first."""
+        run = self._run
         written: StoredFailure | None = None
         refusal: str | None = None
         lost = 0
         while written is None:
             try:
-                async with dispatcher.slot(delivery.message):
-                    written = await self._dead_letters.write(
-                        delivery.message,
+                async with self._dispatcher.slot(self._message):
+                    written = await run.dead_letters.write(
+                        self._message,
                         attempts=attempts,
                         failure=failure,
-                        readable=problem_of(delivery) is None,
+                        readable=problem_of(self._delivery) is None,
                         refusal=refusal,
                     )
             except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
@@ -491,24 +414,26 @@ class DeadLettering:
                 # If the spare row is also refused, the message is not the reason.
                 refusal = None
                 lost += 1
-                if not await self._outage.wait(error, lost, dispatcher):
+                if not await run.outage.wait(error, lost, self._dispatcher):
                     return False
-        self._outage.end()
-        about = about_message(self._dead_letters.consumer, delivery.message)
+        run.outage.end()
         if written.is_new:
-            trace = self.stacktraces.first(delivery.message, failure, written)
             self._notify(
-                MessageDeadLettered(
-                    **about,
-                    attempts=attempts,
-                    reason=written.reason,
-                    stacktrace=trace,
-                )
+                MessageDeadLettered,
+                attempts=attempts,
+                reason=written.reason,
+                stacktrace=run.stacktraces.first(self._message, failure, written),
             )
         else:
-            self._notify(DeadLetterRepeated(**about))
-        await ack(delivery)
+            self._notify(DeadLetterRepeated)
+        await ack(self._delivery)
         return True
+
+    def _describe(self, failure: Failure) -> StoredFailure:
+        return self._run.dead_letters.describe(failure, self._message.headers)
+
+    def _notify(self, kind: type[DeliveryEvent], **more: object) -> None:
+        self._run.notify(kind.of(self._run.consumer, self._message, **more))
 
 
 def problem_of(delivery: Delivery) -> str | None:
@@ -536,17 +461,6 @@ def refusal_of(error: Exception) -> str | None:
     if not state.startswith(_OF_THE_ROW):
         return None
     return f"{type(refused_by).__name__}, SQLSTATE {state}"
-
-
-def about_message(consumer: str, message: Message) -> dict[str, Any]:
-    """Return the fields that all events about a message share."""
-    return {
-        "consumer": consumer,
-        "id": message.id,
-        "topic": message.topic,
-        "key": message.key,
-        "traceparent": message.headers.get("traceparent"),
-    }
 
 
 async def ack(delivery: Delivery) -> None:

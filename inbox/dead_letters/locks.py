@@ -6,7 +6,9 @@ all in one transaction.
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,12 +18,11 @@ from psycopg.rows import tuple_row
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
+from typing_extensions import override
 
 from inbox.connection import connection_of
 from inbox.errors import TransactionEndedError
-from inbox.handlers.batch import Batching
-from inbox.handlers.routes import Handler
-from inbox.handlers.signature import is_async
+from inbox.handlers.attempt import Attempt
 from inbox.transaction import protected
 from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.statement import Statement, statement
@@ -44,39 +45,30 @@ class TakenError(Exception):
     """Another session holds the dead letter or has already settled it."""
 
 
-def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler:
-    """Wrap a handler so that it first locks the dead letter, and finally settles it.
+@dataclass(frozen=True, kw_only=True)
+class LockedAttempt(Attempt):
+    """An attempt that first locks a dead letter, and finally settles it.
 
-    It raises `TakenError` if there is nothing to lock.
+    Its calls raise `TakenError` if there is nothing to lock.
     """
-    # A batch handler gets the message as a batch of one.
-    if is_async(handler.handler if isinstance(handler, Batching) else handler):
-        handle_async = cast("Callable[..., Awaitable[object]]", handler)
 
-        @functools.wraps(handler)
-        async def handle_async_once(session: Any, message: Message) -> None:
-            await _run_async(session, Statement.LOCK, candidate)
-            if isinstance(session, psycopg.AsyncConnection):
-                await handle_async(session, message)
-            else:
-                async with protected(session):
-                    await handle_async(session, message)
-            await _run_async(session, Statement.MARK_SUCCEEDED, candidate)
+    candidate: Candidate
 
-        return handle_async_once
-    handle_sync = cast("Callable[..., object]", handler)
+    @override
+    def call(self, first: Any, new: list[Message]) -> None:
+        is_session = not isinstance(first, psycopg.Connection)
+        _run(first, Statement.LOCK, self.candidate)
+        with protected(first) if is_session else nullcontext():
+            super().call(first, new)
+        _run(first, Statement.MARK_SUCCEEDED, self.candidate)
 
-    @functools.wraps(handler)
-    def handle_once(session: Any, message: Message) -> None:
-        _run(session, Statement.LOCK, candidate)
-        if isinstance(session, psycopg.Connection):
-            handle_sync(session, message)
-        else:
-            with protected(session):
-                handle_sync(session, message)
-        _run(session, Statement.MARK_SUCCEEDED, candidate)
-
-    return handle_once
+    @override
+    async def call_async(self, first: Any, new: list[Message]) -> None:
+        is_session = not isinstance(first, psycopg.AsyncConnection)
+        await _run_async(first, Statement.LOCK, self.candidate)
+        async with protected(first) if is_session else nullcontext():
+            await super().call_async(first, new)
+        await _run_async(first, Statement.MARK_SUCCEEDED, self.candidate)
 
 
 def _run(

@@ -14,7 +14,6 @@ discards the dead letter.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -22,31 +21,32 @@ from typing import Any, Final, Self, TypeVar
 from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import (
+    LockedAttempt,
     TakenError,
-    locked_handler,
     run_statement,
 )
 from inbox.dead_letters.write import (
     DeadLetterWriter,
     StoredFailure,
-    finished_job_failed,
 )
 from inbox.errors import TransactionEndedError
-from inbox.events import MessageCancelled
+from inbox.events import FinishedJobFailed, MessageCancelled
 from inbox.handlers.outcome import (
     Cancelled,
     Handled,
+    JobOutcome,
     Later,
     Outage,
     Spent,
     Stopped,
-    Taken,
 )
-from inbox.handlers.registration import AnyHandler
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, make_executor
+from inbox.handlers.signature import Takes
+from inbox.handlers.terms import call_alone
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs.runner import JobOutcome, JobRunner, LongHandler
+from inbox.jobs.runner import Attempts, JobRunner
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
 from inbox.verdict import judge
 from outbox.dead_letters.letter import Letter, Status
@@ -68,15 +68,8 @@ from outbox.retry import RetryPolicy
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _OneAttempt:
-    """A retry is a single attempt of a long handler, however it ends."""
-
-    attempts: int = 0
-    retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
-
-    def excuses_loss(self) -> bool:
-        return False
+# A retry is a single attempt of a long handler, however it ends.
+_ONE_ATTEMPT: Final = RetryPolicy(max_attempts=1)
 
 
 class HandlerRetrier:
@@ -92,7 +85,7 @@ class HandlerRetrier:
     def __init__(
         self,
         sessions: Sessions,
-        routes: Routes[AnyHandler],
+        routes: Routes[Registered],
         writer: DeadLetterWriter,
         schedule: RetrySchedule | None = None,
         notify: Callable[[Event], None] = lambda _: None,
@@ -150,7 +143,7 @@ class HandlerRetrier:
                 return await self._fail(letter, why, delay=delay)
             return await self._fail(letter, verdict.error)
         match handled:
-            case Taken() | Stopped():
+            case Later() | Stopped():
                 return Outcome.SKIPPED
             case Cancelled():
                 await self._discard(letter, message)
@@ -159,9 +152,17 @@ class HandlerRetrier:
                 known = StoredFailure(letter.error_reason, letter.error_stacktrace)
                 return await self._fail(letter, known)
             case Handled(late_error=Exception() as late):
-                self._notify(finished_job_failed(self._writer, message, late))
-        # The wrapper of a handler that was called has written the new state.
-        is_written = handled.is_new and not isinstance(handler, LongHandler)
+                described = self._writer.describe(late, message.headers)
+                self._notify(
+                    FinishedJobFailed.of(
+                        self._consumer,
+                        message,
+                        reason=described.reason,
+                        stacktrace=described.reported,
+                    )
+                )
+        # The attempt of a handler that was called has written the new state.
+        is_written = handled.is_new and handler.takes is not Takes.JOB
         if not is_written and not await self.fetch(
             Statement.MARK_SUCCEEDED, candidate.parameters()
         ):
@@ -170,11 +171,15 @@ class HandlerRetrier:
         return Outcome.SUCCEEDED
 
     async def _handle(
-        self, handler: AnyHandler, message: Message, candidate: Candidate
+        self, handler: Registered, message: Message, candidate: Candidate
     ) -> JobOutcome:
-        if not isinstance(handler, LongHandler):
-            locked = locked_handler(handler, candidate)
-            return Handled(await self._executor.handle(locked, message))
+        if handler.takes is not Takes.JOB:
+            if handler.takes is Takes.MANY:
+                message = call_alone(handler.terms.upcast, message)
+            locked = partial(LockedAttempt, candidate=candidate)
+            return Handled(
+                bool(await self._executor.handle(handler, [message], locked))
+            )
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
@@ -183,7 +188,8 @@ class HandlerRetrier:
             reopen_job(session, key)
 
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
-        return await long.run(handler, message, asyncio.Event(), _OneAttempt(), claim)
+        attempts = Attempts(_ONE_ATTEMPT)
+        return await long.run(handler, message, asyncio.Event(), attempts, claim)
 
     async def _discard(self, letter: Letter, message: Message) -> None:
         """Discard the dead letter whose job was cancelled."""
@@ -194,14 +200,7 @@ class HandlerRetrier:
         await self.fetch(
             Statement.MARK_DISCARDED, {**values, "reason": reason, "person": None}
         )
-        self._notify(
-            MessageCancelled(
-                consumer=self._consumer,
-                id=message.id,
-                topic=message.topic,
-                key=message.key,
-            )
-        )
+        self._notify(MessageCancelled.of(self._consumer, message))
 
     async def _read(self, candidate: Candidate) -> Letter | None:
         rows = await self.fetch(Statement.READ, {"id": str(candidate.id)})

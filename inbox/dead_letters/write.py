@@ -12,16 +12,14 @@ from hashlib import sha256
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import bindparam, insert, null, select, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
-from inbox.events import FinishedJobFailed
 from inbox.handlers.executor import Executor
 from inbox.handlers.terms import call_alone
 from inbox.idle import limit_idle_now
-from inbox.schema import dead_letter_table
 from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters.letter import MAX_SHORT, SHORTENED
@@ -30,6 +28,7 @@ from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 from outbox.payload import json_codec as codec
 from outbox.payload.payload_codec import CODEC_HEADER
+from outbox.postgres.sql_files import load
 
 Redact: TypeAlias = Callable[[str], str]
 """Returns a reason or a stack trace without its confidential parts."""
@@ -47,35 +46,6 @@ _LOCK: Final = text(
     " FROM (SELECT count(set_config('lock_timeout', '5s', true)) AS changed) AS limited"
     " WHERE changed > 0"
 )
-_PENDING: Final = select(dead_letter_table.c.id).where(
-    dead_letter_table.c.status == "PENDING",
-    dead_letter_table.c.message_id == bindparam("message_id"),
-    dead_letter_table.c.origin == bindparam("origin"),
-)
-_INSERT: Final = (
-    insert(dead_letter_table)
-    .values(
-        {
-            name: bindparam(name, type_=dead_letter_table.c[name].type)
-            for name in (
-                "origin",
-                "message_id",
-                "topic",
-                "key",
-                "tenant",
-                "attempts",
-                "schema_version",
-                "content_type",
-                "headers",
-                "payload",
-                "error_reason",
-                "error_stacktrace",
-            )
-        }
-    )
-    .inline()
-)
-_INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +144,10 @@ class DeadLetterWriter:
             "payload": message.payload,
             "error_reason": described.reason,
             "error_stacktrace": described.stacktrace,
+            "is_scheduled": not isinstance(failure, TransactionEndedError),
             **(_columns(message) if refusal is None else _spare_columns(message)),
         }
-        is_scheduled = not isinstance(failure, TransactionEndedError)
-        is_new = await self._executor.transact(
-            partial(insert_dead_letter, values, is_scheduled=is_scheduled)
-        )
+        is_new = await self._executor.transact(partial(insert_dead_letter, values))
         return replace(described, is_new=is_new)
 
     def describe(self, failure: Failure, headers: object) -> StoredFailure:
@@ -218,25 +186,7 @@ class DeadLetterWriter:
             return f"left out: redact raised {type(error).__name__}"
 
 
-def finished_job_failed(
-    writer: DeadLetterWriter, message: Message, error: Exception
-) -> FinishedJobFailed:
-    """Describe what a long handler raised after its job had finished."""
-    described = writer.describe(error, message.headers)
-    return FinishedJobFailed(
-        consumer=writer.consumer,
-        id=message.id,
-        topic=message.topic,
-        key=message.key,
-        traceparent=message.headers.get("traceparent"),
-        reason=described.reason,
-        stacktrace=described.reported,
-    )
-
-
-def insert_dead_letter(
-    values: dict[str, Any], session: Session, *, is_scheduled: bool = True
-) -> bool:
+def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
     """Insert a dead letter; return False if the message has a PENDING one.
 
     Two processes that dead-letter the same message at the same time take the same lock.
@@ -248,11 +198,8 @@ def insert_dead_letter(
     named = json.dumps([values["origin"], values["message_id"]])
     lock = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
     connection.execute(_LOCK, {"lock": lock})
-    who = {name: values[name] for name in ("message_id", "origin")}
-    if connection.execute(_PENDING, who).first() is not None:
-        return False
-    connection.execute(_INSERT if is_scheduled else _INSERT_UNSCHEDULED, values)
-    return True
+    written = connection.execute(text(load("inbox", "insert_dead_letter")), values)
+    return written.first() is not None
 
 
 def _columns(message: Message) -> dict[str, Any]:
@@ -265,7 +212,7 @@ def _columns(message: Message) -> dict[str, Any]:
         "tenant": _storable(message.tenant),
         "schema_version": min(message.schema_version, MAX_SCHEMA_VERSION),
         "content_type": _storable(message.content_type),
-        "headers": headers,
+        "headers": json.dumps(headers),
     }
 
 
@@ -278,9 +225,9 @@ def _spare_columns(message: Message) -> dict[str, Any]:
         "schema_version": 1,
         "content_type": codec.BINARY,
         # ASCII in JSON in JSON: it can be refused only because of its size.
-        "headers": {
-            "message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]
-        },
+        "headers": json.dumps(
+            {"message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]}
+        ),
     }
 
 

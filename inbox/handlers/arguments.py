@@ -34,11 +34,11 @@ from typing_extensions import is_typeddict
 from inbox.errors import DeadLetter
 from inbox.handlers.routes import name_of
 from inbox.handlers.signature import (
+    IDEMPOTENT,
     Takes,
     check_callable,
     function_of,
     is_async,
-    refuse_idempotent,
 )
 from inbox.jobs.job import AsyncJob, Job
 from outbox.errors import CodecError, ConfigError, shorten
@@ -170,8 +170,11 @@ def arguments_of(
             annotation, takes what another kind of handler takes, or is `@idempotent`.
     """
     check_callable(handler, takes)
-    if not is_lenient:
-        refuse_idempotent(handler)
+    if not is_lenient and hasattr(handler, IDEMPOTENT):
+        raise ConfigError(
+            f"handler {name_of(handler)}: is @idempotent, but the consumer records the "
+            "receipts of its handlers; leave @idempotent out"
+        )
     parameters = _parameters(handler)
     if parameters is None:
         _bind(handler, takes, 2)

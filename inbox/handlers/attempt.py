@@ -17,7 +17,9 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
-from inbox.handlers.routes import BatchHandler, Handler
+from inbox.handlers.calls import Call
+from inbox.handlers.registration import Registered
+from inbox.handlers.signature import Takes, refuse_unrun
 from inbox.idle import limit_idle
 from inbox.receipt import record_receipt, record_receipts
 from inbox.transaction import Receipt, hold
@@ -90,7 +92,7 @@ def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
     return list({m.id: m for m in reversed(messages) if m.id in new}.values())[::-1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attempt:
     """A call of a handler in a transaction.
 
@@ -99,12 +101,12 @@ class Attempt:
         max_idle: how long the transaction can be idle.
     """
 
-    handler: Handler | BatchHandler
+    handler: Registered
     messages: Sequence[Message]
     consumer: str
     max_idle: timedelta | None
     questions: Questions
-    is_batch: bool = False
+    running: Call
 
     def begin(self, session: Session) -> list[Message]:
         """Record the receipts; return the messages that the handler must handle.
@@ -132,12 +134,32 @@ class Attempt:
         """Return the receipts that `begin` has recorded."""
         return [(message.id, self.consumer) for message in new]
 
-    def argument(self, new: list[Message]) -> Any:
-        """Return what the handler gets besides the session."""
-        return new if self.is_batch else new[0]
+    def call(self, first: Any, new: list[Message]) -> None:
+        """Call the handler, a plain function, with a session or connection."""
+        message = self._upcast(new)
+        terms, call = self.handler.terms, self.handler.call
+        with terms.timed(call):
+            refuse_unrun(call, call(*terms.arguments.of(first, message)))
+
+    async def call_async(self, first: Any, new: list[Message]) -> None:
+        """Call the handler, a coroutine function, with a session or connection."""
+        message = self._upcast(new)
+        terms, call = self.handler.terms, self.handler.call
+        limit = terms.time_limit
+        seconds = None if limit is None else limit.total_seconds()
+        with terms.timed(call):
+            async with asyncio.timeout(seconds):
+                result = await call(*terms.arguments.of(first, message))
+            refuse_unrun(call, result)
+
+    def _upcast(self, new: list[Message]) -> Message | list[Message]:
+        self.running.began = time.monotonic()
+        # A message is upcast before it joins a batch, so it fails alone.
+        is_batch = self.handler.takes is Takes.MANY
+        return new if is_batch else self.handler.terms.upcast(new[0])
 
     def _record(self, session: Session) -> set[UUID]:
         ids = [message.id for message in self.messages]
-        if self.is_batch:
+        if self.handler.takes is Takes.MANY:
             return record_receipts(session, ids, self.consumer)
         return set(ids) if record_receipt(session, ids[0], self.consumer) else set()

@@ -8,46 +8,23 @@ one, so only the bad message fails.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from inbox.errors import TransactionEndedError
 from inbox.handlers.executor import Executor
-from inbox.handlers.routes import BatchHandler, Handler
-from inbox.handlers.terms import Terms, call_alone, prepare
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from inbox.handlers.registration import Registered
+from inbox.handlers.terms import call_alone
+from outbox.errors import DatabaseUnavailableError
 from outbox.message import Message
 
 Answer: TypeAlias = asyncio.Future[bool]
 
 
-class Batching:
-    """A handler `(session, messages)` and its terms.
-
-    Args:
-        size: the maximum number of messages in one call. They have different keys,
-            unless the queue doesn't keep order.
-    """
-
-    def __init__(self, handler: BatchHandler, terms: Terms, size: int) -> None:
-        if size < 2:
-            raise ConfigError(f"max_size={size}: must be at least 2")
-        self.terms = terms
-        self.size = size
-        self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
-        # Upcast before messages join a batch, so one that can't be upcast fails alone.
-        limited = Terms(_same, terms.time_limit, arguments=terms.arguments)
-        self.handler: Any = prepare(cast("Handler", handler), limited)
-
-    def __call__(self, session: Any, message: Message) -> Any:
-        """Handle a single message, like any handler."""
-        return self.handler(session, [self.terms.upcast(message)])
-
-
 class Batches:
     """Collects the batches of one batch handler. For one event loop."""
 
-    def __init__(self, batching: Batching, executor: Executor) -> None:
-        self._batching = batching
+    def __init__(self, handler: Registered, executor: Executor) -> None:
+        self._handler = handler
         self._executor = executor
         self._waiting: deque[tuple[Message, Answer]] = deque()
         self._at_work: list[tuple[Message, Answer]] = []
@@ -60,7 +37,7 @@ class Batches:
             Exception: whatever the handler raised for this message alone, or
                 `Executor.handle` raises.
         """
-        message = call_alone(self._batching.terms.upcast, message)
+        message = call_alone(self._handler.terms.upcast, message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, answer))
         if self._work is None or self._work.done():
@@ -76,7 +53,7 @@ class Batches:
 
     async def _handle_all(self) -> None:
         while self._waiting:
-            count = min(len(self._waiting), self._batching.size)
+            count = min(len(self._waiting), self._handler.size)
             batch = [self._waiting.popleft() for _ in range(count)]
             # Skip messages that a stop has cancelled.
             self._at_work = [(m, a) for m, a in batch if not a.done()]
@@ -85,9 +62,9 @@ class Batches:
     async def _handle(self, batch: Sequence[tuple[Message, Answer]]) -> None:
         if not batch:
             return
-        handler = self._batching.handler
+        messages = [message for message, _ in batch]
         try:
-            new = await self._executor.handle_batch(handler, [m for m, _ in batch])
+            new = await self._executor.handle(self._handler, messages)
         except (DatabaseUnavailableError, TransactionEndedError) as error:
             # After TransactionEndedError receipts may be committed, so handling the
             # messages one by one could skip them as duplicates.
@@ -111,7 +88,3 @@ class Batches:
         for _, answer in batch:
             if not answer.done():
                 answer.set_exception(error)
-
-
-def _same(message: Message) -> Message:
-    return message

@@ -2,33 +2,42 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from inbox.events import HandlerOverdue
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import name_of
+from inbox.handlers.signature import Takes
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.events import Observer
 from outbox.message import Message
 
-TIME_LIMIT: Final = "__time_limit__"
-"""The attribute of handlers that have one."""
 _LONG: Final = 5.0
 """Seconds after which a call is shown; also what a handler may take to be cancelled."""
+_AGAIN: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of a handler, which is overdue after `limit` seconds; None: never."""
+    """A call of a handler, which is overdue after `limit` seconds; None: never.
+
+    Attributes:
+        began: None until the database has answered, and the handler itself is called.
+    """
 
     handler: str
     message: Message
-    began: float
     limit: float | None
+    began: float | None = None
     timer: asyncio.TimerHandle | None = None
     is_overdue: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """How long the handler has been running."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
 
 
 class Calls:
@@ -44,19 +53,16 @@ class Calls:
         self._least = (max_idle or DEFAULT_MAX_IDLE).total_seconds()
         self._calls: dict[Call, None] = {}  # oldest first
 
-    def begin(
-        self, handler: Any, messages: Sequence[Message], *, is_job: bool = False
-    ) -> Call:
-        """Note that a handler is called."""
-        limits = [] if is_job else [self._least]
-        if (own := getattr(handler, TIME_LIMIT, None)) is not None:
+    def begin(self, handler: Registered, message: Message) -> Call:
+        """Note that a handler is called, with a batch that begins with the message."""
+        limits = [] if handler.takes is Takes.JOB else [self._least]
+        if (own := handler.terms.time_limit) is not None:
             limits.append(own.total_seconds() + _LONG)
         limit = max(limits, default=None)
-        call = Call(name_of(handler), messages[0], time.monotonic(), limit)
-        if limit is not None:
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(limit, self._report, call)
+        began = time.monotonic() if handler.takes is Takes.JOB else None
+        call = Call(name_of(handler), message, limit, began)
         self._calls[call] = None
+        self._check(call)
         return call
 
     def end(self, call: Call) -> None:
@@ -67,12 +73,11 @@ class Calls:
 
     def measure(self) -> dict[str, Any]:
         """Return the fields of `ProcessMeasured`, if a call has taken long."""
-        now = time.monotonic()
-        shown = [it for it in self._calls if it.is_overdue or now - it.began >= _LONG]
+        shown = [it for it in self._calls if it.is_overdue or it.seconds >= _LONG]
         if not shown:
             return {}
         call = min(shown, key=lambda it: not it.is_overdue)
-        since = datetime.now(UTC) - timedelta(seconds=now - call.began)
+        since = datetime.now(UTC) - timedelta(seconds=call.seconds)
         return {
             "running_id": call.message.id,
             "running_handler": call.handler,
@@ -80,16 +85,23 @@ class Calls:
             "running_due": call.limit and since + timedelta(seconds=call.limit),
         }
 
-    def _report(self, call: Call) -> None:
+    def _check(self, call: Call) -> None:
+        if call.limit is None:
+            return
+        seconds = call.seconds
+        if seconds < call.limit:
+            wait = call.limit - seconds
+            if call.began is None:
+                wait = min(wait, _AGAIN)
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(wait, self._check, call)
+            return
         call.is_overdue = True
         self.notify(
-            HandlerOverdue(
-                consumer=self._consumer,
-                id=call.message.id,
-                topic=call.message.topic,
-                key=call.message.key,
-                traceparent=call.message.headers.get("traceparent"),
+            HandlerOverdue.of(
+                self._consumer,
+                call.message,
                 handler=call.handler,
-                seconds=time.monotonic() - call.began,
+                seconds=seconds,
             )
         )

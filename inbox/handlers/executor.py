@@ -22,12 +22,13 @@ from inbox.errors import SpecialError
 from inbox.handlers.arguments import Arguments
 from inbox.handlers.attempt import Attempt, Questions, answered
 from inbox.handlers.calls import Calls
-from inbox.handlers.routes import BatchHandler, Handler, name_of
+from inbox.handlers.registration import Registered
+from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import is_async, refuse_unrun
 from inbox.handlers.terms import as_failure
 from inbox.idle import limit_idle, limiting
 from inbox.jobs.job import AnyJob, AsyncJob, Job
-from inbox.jobs.store import JobKey, Leased
+from inbox.jobs.store import Leased
 from inbox.processing import traced
 from inbox.transaction import hold, protected
 from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
@@ -129,43 +130,33 @@ class Executor:
                 "consumer a psycopg_pool.ConnectionPool or AsyncConnectionPool"
             )
 
-    async def handle(self, handler: Handler, message: Message) -> bool:
-        """Run the handler and commit; return whether the message was new.
+    async def handle(
+        self,
+        handler: Registered,
+        messages: Sequence[Message],
+        make: Callable[..., Attempt] = Attempt,
+    ) -> set[UUID]:
+        """Run the handler and commit; return the ids of the new messages.
+
+        Args:
+            messages: one, unless it is a batch handler.
+            make: makes the attempt.
 
         Raises:
             DatabaseUnavailableError: the handler was not called, for a reason other
                 than the message.
         """
-        return bool(await self._run(handler, [message]))
-
-    async def handle_batch(
-        self, handler: BatchHandler, messages: Sequence[Message]
-    ) -> set[UUID]:
-        """Run a batch handler and commit; return the ids of the new messages.
-
-        Raises:
-            DatabaseUnavailableError: as `handle`.
-        """
-        return await self._run(handler, messages, is_batch=True)
-
-    async def _run(
-        self,
-        handler: Handler | BatchHandler,
-        messages: Sequence[Message],
-        *,
-        is_batch: bool = False,
-    ) -> set[UUID]:
         limit, questions = self._max_idle, self.questions
-        attempt = Attempt(handler, messages, self._consumer, limit, questions, is_batch)
         running: Any
         async with self._turn:
-            if is_async(attempt.handler):
+            call = self.calls.begin(handler, messages[0])
+            attempt = make(handler, messages, self._consumer, limit, questions, call)
+            if is_async(handler.call):
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
                 running = self._handlers.run(self._attempt, attempt)
-            call = self.calls.begin(attempt.handler, attempt.messages)
             try:
-                new = await traced(attempt.messages, self._consumer, running)
+                new = await traced(messages, self._consumer, running)
             finally:
                 self.calls.end(call)
         return cast("set[UUID]", new)
@@ -181,11 +172,10 @@ class Executor:
                     await session.invalidate()
                     raise
                 if new:
-                    argument = attempt.argument(new)
                     with own:
                         async with protected(session, *attempt.receipts(new)):
                             with failing:
-                                await call_async(attempt.handler, session, argument)
+                                await call_async(attempt.call_async, session, new)
         return {message.id for message in new}
 
     def _attempt(self, attempt: Attempt) -> set[UUID]:
@@ -196,9 +186,8 @@ class Executor:
         ):
             new = attempt.begin(session)
             if new:
-                handler = cast("Callable[..., Any]", attempt.handler)
                 with own, protected(session, *attempt.receipts(new)):
-                    handler(session, attempt.argument(new))
+                    attempt.call(session, new)
         return {message.id for message in new}
 
     async def transact(self, function: Callable[[Session], T]) -> T:
@@ -218,43 +207,28 @@ class Executor:
                 return _called(session, function)
 
     def job(
-        self,
-        handler: Callable[..., Any],
-        key: JobKey,
-        leased: Leased,
-        message: Message,
+        self, handler: Callable[..., Any], leased: Leased, message: Message
     ) -> AnyJob:
         """Create the job that is passed to a long handler."""
         if is_async(handler):
-            return AsyncJob(self._sessions, key, leased, message, self._max_idle)
-        return Job(self._plain_sessions, key, leased, message, self._max_idle)
+            return AsyncJob(self._sessions, leased, message, self._max_idle)
+        return Job(self._plain_sessions, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without a session or a transaction."""
-        async with self._turn:
-            return await self._call(handler, *arguments)
-
-    async def _call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        if not is_async(handler):
-            result = await self._handlers.run(handler, *arguments)
-            refuse_unrun(handler, result)
-            return result
         failing = as_failure()
 
         async def call() -> Any:
             with failing:
-                result = await call_async(handler, *arguments)
-                refuse_unrun(handler, result)
-                return result
+                return await call_async(handler, *arguments)
 
-        return await _run_alone(call())
-
-    def interrupt(self, handler: Callable[..., Any], call: asyncio.Future[Any]) -> bool:
-        """Cancel a call of a coroutine function; return whether it is one.
-
-        A plain function sees that its job is cancelled when it checks.
-        """
-        return is_async(handler) and call.cancel()
+        async with self._turn:
+            if is_async(handler):
+                result = await _run_alone(call())
+            else:
+                result = await self._handlers.run(handler, *arguments)
+        refuse_unrun(handler, result)
+        return result
 
     async def probe(self) -> None:
         """Query the inbox's tables; raise any error that prevents it.
@@ -263,10 +237,10 @@ class Executor:
             ConfigError: handlers can't use such sessions.
         """
         if self.has_threads:
-            await self._books.run(self._probe)
+            await self._books.run(self._transact, _read_tables)
         if self.has_coroutines:
             async with self._sessions() as session:
-                await session.run_sync(lambda it: hold(it).connection.execute(_TABLES))
+                await session.run_sync(_read_tables)
         if self.has_threads and self.has_coroutines:
             one = await self.transact(identify)
             if await self._books.run(self._transact, identify) != one:
@@ -274,10 +248,6 @@ class Executor:
                     "sessions: the two kinds are for different databases; a message's "
                     "receipt is written by either, so both must be for the same one"
                 )
-
-    def _probe(self) -> None:
-        with self._plain_sessions() as session, session.begin():
-            hold(session).connection.execute(_TABLES)
 
     async def close(self) -> None:
         """Release the threads, without waiting for handlers that are still running.
@@ -287,6 +257,10 @@ class Executor:
         """
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
+
+
+def _read_tables(session: Session) -> None:
+    hold(session).connection.execute(_TABLES)
 
 
 def _called(session: Session, function: Callable[[Session], T]) -> T:

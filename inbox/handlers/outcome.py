@@ -16,12 +16,10 @@ class Handled:
     Attributes:
         is_new: False for a duplicate.
         late_error: what a long handler raised after its job had finished.
-        seconds: how long the attempt took.
     """
 
     is_new: bool
     late_error: Exception | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +41,6 @@ class Spent:
             self.reason
             or f"was started {count(self.starts, 'time')} and never finished"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The handler wasn't called: another process holds the job.
-
-    Attributes:
-        delay: when its lease ends, unless the process renews it.
-    """
-
-    delay: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +90,7 @@ class Failed:
 
 Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Nacked | Stopped
 """What becomes of a message."""
+JobOutcome: TypeAlias = Handled | Later | Spent | Cancelled | Stopped
+"""How the attempt of a long handler ends, if it doesn't raise."""
 Again: TypeAlias = Later | Outage | Failed
 """How an attempt ends that may be followed by another one."""

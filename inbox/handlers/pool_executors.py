@@ -8,11 +8,11 @@ What isn't a handler's runs in sessions, as `pools` describes.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
+from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 import psycopg
@@ -37,7 +37,6 @@ from inbox.handlers.pools import (
     async_engine_of,
     engine_of,
     is_async_pool,
-    was_closed,
 )
 from inbox.handlers.routes import Handler, name_of
 from inbox.handlers.signature import Takes, is_async
@@ -45,12 +44,9 @@ from inbox.handlers.terms import as_failure
 from inbox.idle import as_setting, decides, limiting
 from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from inbox.transaction import HOLDS_RECEIPT
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
 from outbox.message import Message
 from outbox.tracing import causing
-
-if TYPE_CHECKING:
-    pass
 
 _Connection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
@@ -223,9 +219,8 @@ class PoolExecutor(Executor):
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error, connection)
                 if new := receipts.new:
-                    argument = attempt.argument(new)
                     with receipts.protected(connection), failing:
-                        await call_async(attempt.handler, connection, argument)
+                        await call_async(attempt.call_async, connection, new)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
             raise _error_of(error) from None
@@ -256,9 +251,8 @@ class PoolExecutor(Executor):
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error, connection)
                 if new := receipts.new:
-                    handler = cast("Callable[..., Any]", attempt.handler)
                     with receipts.protected(connection):
-                        handler(connection, attempt.argument(new))
+                        attempt.call(connection, new)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
             raise _error_of(error) from None
@@ -287,7 +281,9 @@ class PoolExecutor(Executor):
         try:
             yield
         except psycopg.OperationalError as error:
-            raise was_closed(self._pool, error) from error
+            raise ConfigError(
+                f"sessions {shorten(self._pool)}: {error}; create another pool"
+            ) from error
         self._has_opened = True
 
     @override

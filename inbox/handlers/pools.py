@@ -35,15 +35,11 @@ def is_async_pool(value: object) -> "TypeIs[AsyncConnectionPool[Any]]":
     return found is not None and isinstance(value, found.AsyncConnectionPool)
 
 
-def is_plain_pool(value: object) -> "TypeIs[ConnectionPool[Any]]":
-    """Return whether a value is a `ConnectionPool`."""
-    found = sys.modules.get("psycopg_pool")
-    return found is not None and isinstance(value, found.ConnectionPool)
-
-
 def is_pool(value: object) -> "TypeIs[AnyPool]":
     """Return whether a value is one of psycopg's pools."""
-    return is_async_pool(value) or is_plain_pool(value)
+    found = sys.modules.get("psycopg_pool")
+    kinds = found and (found.AsyncConnectionPool, found.ConnectionPool)
+    return isinstance(value, kinds or ())
 
 
 def check_pool(pool: AnyPool) -> None:
@@ -57,11 +53,6 @@ def check_pool(pool: AnyPool) -> None:
             f"sessions {shorten(pool)}: close_returns=True makes a handler's close() "
             "give its connection to another one; create the pool without it"
         )
-
-
-def was_closed(pool: AnyPool, error: Exception) -> ConfigError:
-    """Return the error for a pool that can't be opened again."""
-    return ConfigError(f"sessions {shorten(pool)}: {error}; create another pool")
 
 
 def engine_of(pool: "ConnectionPool[Any]") -> Engine:

@@ -1,45 +1,56 @@
-"""Register handlers: ordinary ones, long ones, and batch handlers."""
+"""Register handlers: of single messages, of batches, and long ones."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
-from inbox.handlers.batch import Batching
-from inbox.handlers.routes import Handler, Routes
-from inbox.handlers.terms import Terms, prepare
-from inbox.jobs.runner import LongHandler
-
-AnyHandler: TypeAlias = Handler | Batching | LongHandler
-
-_TERMS: Final = "__terms__"
-
-
-def make_handler(handler: Callable[..., Any], terms: Terms) -> Handler:
-    """Create the handler of single messages."""
-    made = prepare(handler, terms)
-    setattr(made, _TERMS, terms)
-    return made
+from inbox.handlers.routes import Routes, name_of
+from inbox.handlers.signature import Takes
+from inbox.handlers.terms import Terms
+from outbox.duration import exact_duration
+from outbox.errors import ConfigError
 
 
-def terms_of(handler: AnyHandler) -> Terms:
-    """Return the terms that a handler was registered with."""
-    if isinstance(handler, Batching | LongHandler):
-        return handler.terms
-    return cast("Terms", getattr(handler, _TERMS))
+@dataclass(eq=False)
+class Registered:
+    """A handler and its terms.
+
+    Attributes:
+        call: what is called with a session or job, and a message or messages.
+        size: the maximum number of messages in one call of a batch handler. They have
+            different keys, unless the queue doesn't keep order.
+        lease: how long a process that hangs keeps the job of a long handler.
+    """
+
+    call: Callable[..., Any]
+    takes: Takes
+    terms: Terms
+    size: int = 1
+    lease: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        """Refuse invalid terms of its kind.
+
+        Raises:
+            ConfigError: the size or the lease is below its minimum.
+        """
+        self.__qualname__ = name_of(self.call)
+        if self.takes is Takes.MANY and self.size < 2:
+            raise ConfigError(f"max_size={self.size}: must be at least 2")
+        if self.takes is Takes.JOB and self.lease < timedelta(seconds=1):
+            raise ConfigError(
+                f"lease={exact_duration(self.lease)}: must be at least 1s"
+            )
 
 
-def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
+def most_connections(max_in_flight: int, routes: Routes[Registered]) -> int:
     """Return how many connections `max_in_flight` handlers use at most.
 
     A batch handler handles one batch at a time. Long handlers need one more connection,
     for their heartbeats.
     """
-    batches = sum(isinstance(handler, Batching) for handler in routes.handlers)
-    is_long = has_long_handlers(routes)
-    if batches == len(routes.handlers):
-        return min(max_in_flight, batches)
-    return max_in_flight + is_long
-
-
-def has_long_handlers(routes: Routes[AnyHandler]) -> bool:
-    """Return whether there are long handlers, which need `inbox.job`."""
-    return any(isinstance(handler, LongHandler) for handler in routes.handlers)
+    kinds = [handler.takes for handler in routes.handlers]
+    if set(kinds) == {Takes.MANY}:
+        return min(max_in_flight, len(kinds))
+    return max_in_flight + (Takes.JOB in kinds)

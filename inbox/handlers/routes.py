@@ -1,8 +1,8 @@
 """Find the handler and the queue of a topic."""
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -12,10 +12,10 @@ from outbox.message import Message
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-SyncHandler: TypeAlias = Callable[[Session, Message], object]
-AsyncHandler: TypeAlias = Callable[["AsyncSession", Message], Awaitable[object]]
-Handler: TypeAlias = SyncHandler | AsyncHandler
-BatchHandler: TypeAlias = Callable[[Any, Sequence[Message]], Any]
+Handler: TypeAlias = (
+    Callable[[Session, Message], object]
+    | Callable[["AsyncSession", Message], Awaitable[object]]
+)
 H = TypeVar("H")
 
 DEFAULT_QUEUE: Final = "default"
@@ -73,12 +73,6 @@ class Routes(Generic[H]):
                 )
         kind[name] = handler
         self._queues[topic] = queue
-
-    def take(self, other: "Routes[H]") -> None:
-        """Register all handlers of another one."""
-        self._exact |= other._exact
-        self._prefixes |= other._prefixes
-        self._queues |= other._queues
 
     def find(self, topic: str) -> H | None:
         """Return the handler of this topic, or of the longest matching prefix."""

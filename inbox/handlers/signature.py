@@ -47,19 +47,6 @@ def check_callable(handler: Callable[..., Any], takes: Takes) -> None:
         )
 
 
-def refuse_idempotent(handler: Callable[..., Any]) -> None:
-    """Refuse an `@idempotent` handler where another receipt is recorded before it.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if hasattr(handler, IDEMPOTENT):
-        raise ConfigError(
-            f"handler {name_of(handler)}: is @idempotent, but the consumer records the "
-            "receipts of its handlers; leave @idempotent out"
-        )
-
-
 def refuse_unrun(handler: Callable[..., Any], result: Any) -> None:
     """Refuse work that a handler returned instead of doing it: nobody would run it.
 

@@ -1,35 +1,26 @@
 """How a handler is called: its `Terms`, and what becomes of the errors that it raises.
 
-`prepare` wraps a handler in its terms: the version that it understands, its time limit,
-and which of its failures are permanent.
+The terms are the version that a handler understands, its time limit, and which of its
+failures are permanent.
 """
 
 import asyncio
 import concurrent.futures
 import contextvars
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
-
-from sqlalchemy.orm import Session
+from typing import Any, Final, TypeAlias, TypeVar
 
 from inbox.errors import HandlerTimeoutError, SpecialError
 from inbox.handlers.arguments import AS_THEY_ARE, Arguments
-from inbox.handlers.calls import TIME_LIMIT
-from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler, name_of
-from inbox.handlers.signature import is_async, refuse_unrun
+from inbox.handlers.routes import name_of
 from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError, check_type, one_line, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-
 
 T = TypeVar("T")
 
@@ -108,6 +99,11 @@ Permanent: TypeAlias = (
 )
 
 
+def unchanged(message: Message) -> Message:
+    """Return a message as it is."""
+    return message
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a handler is called.
@@ -122,7 +118,7 @@ class Terms:
         arguments: what the handler takes, in its order.
     """
 
-    upcast: Callable[[Message], Message]
+    upcast: Callable[[Message], Message] = unchanged
     time_limit: timedelta | None = None
     permanent: Permanent = ()
     retry: RetryPolicy | None = None
@@ -155,7 +151,7 @@ class Terms:
         return call_alone(self.permanent, error)
 
     @contextmanager
-    def timed(self, handler: Handler) -> Iterator[None]:
+    def timed(self, handler: Callable[..., Any]) -> Iterator[None]:
         """Let a call of the handler, which the block makes, fail after its time limit.
 
         Raises:
@@ -170,49 +166,11 @@ class Terms:
         self._check_time(handler, started)
 
     def _check_time(
-        self, handler: Handler, started: float, error: BaseException | None = None
+        self,
+        handler: Callable[..., Any],
+        started: float,
+        error: BaseException | None = None,
     ) -> None:
         limit = self.time_limit
         if limit is not None and time.monotonic() - started > limit.total_seconds():
             raise HandlerTimeoutError(name_of(handler), limit) from error
-
-
-def prepare(handler: Handler, terms: Terms) -> Handler:
-    """Wrap a handler so that it follows the terms."""
-    prepared: Handler
-    if is_async(handler):
-        prepared = _prepare_async(cast("AsyncHandler", handler), terms)
-    else:
-        prepared = _prepare_sync(cast("SyncHandler", handler), terms)
-    setattr(prepared, TIME_LIMIT, terms.time_limit)
-    return prepared
-
-
-def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
-    call, arguments = cast("Callable[..., Any]", handler), terms.arguments.of
-    seconds = None if terms.time_limit is None else terms.time_limit.total_seconds()
-
-    @functools.wraps(handler)
-    async def prepared(session: "AsyncSession", message: Message) -> Any:
-        message = terms.upcast(message)
-        with terms.timed(handler):
-            async with asyncio.timeout(seconds):
-                result = await call(*arguments(session, message))
-            refuse_unrun(handler, result)
-        return result
-
-    return prepared
-
-
-def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
-    call, arguments = cast("Callable[..., Any]", handler), terms.arguments.of
-
-    @functools.wraps(handler)
-    def prepared(session: Session, message: Message) -> Any:
-        message = terms.upcast(message)
-        with terms.timed(handler):
-            result = call(*arguments(session, message))
-            refuse_unrun(handler, result)
-        return result
-
-    return prepared

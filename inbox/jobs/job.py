@@ -11,20 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
+from json import dumps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
 from inbox.idle import limit_idle, limiting
-from inbox.jobs.store import (
-    JobKey,
-    JobState,
-    Leased,
-    finish_job,
-    hold_job,
-    save_checkpoint,
-)
+from inbox.jobs.store import JobState, Leased, finish_job, renew_job
 from inbox.receipt import record_receipt
 from inbox.transaction import Receipt, begin_held, protected
 from outbox.message import Message
@@ -47,6 +41,7 @@ class AnyJob:
         is_finished: whether `finish` has committed.
         has_seen_end: whether the handler has learned from `cancelled` that it must
             stop.
+        overrun: the error with which the job fails, once its time limit has passed.
         broken: the error of a block that ended its transaction itself; the job fails
             with it, even if the handler catches it.
     """
@@ -54,7 +49,6 @@ class AnyJob:
     def __init__(
         self,
         sessions: Callable[[], Any],
-        key: JobKey,
         leased: Leased,
         message: Message,
         max_idle: timedelta | None,
@@ -67,11 +61,11 @@ class AnyJob:
         self.is_finished = False
         self.has_seen_end = False
         self.broken: TransactionEndedError | None = None
-        self._key = key
+        self._key = leased.key
         self._leased = leased
         self._max_idle = max_idle
         self._ending = threading.Event()
-        self._overrun: HandlerTimeoutError | None = None
+        self.overrun: HandlerTimeoutError | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -94,7 +88,7 @@ class AnyJob:
             overrun: given if the time limit has passed: the error with which the job
                 fails, so that it can't succeed.
         """
-        self._overrun = overrun or self._overrun
+        self.overrun = overrun or self.overrun
         self._ending.set()
 
     @contextmanager
@@ -121,33 +115,29 @@ class AnyJob:
     def _receipt(self) -> Receipt:
         return self._key.id, self._key.consumer
 
-    def _hold(self, session: Session) -> datetime:
-        self._check_time()
-        return self._still(hold_job(session, self._key, self._leased))
-
-    def _still(self, until: datetime | None) -> datetime:
-        if until is None:
+    def _hold(self, session: Session, checkpoint: str | None = None) -> datetime:
+        renewed = renew_job(session, self._leased, checkpoint)
+        if renewed is None:
             raise JobLostError(self._key.id)
-        return until
+        return renewed[1]
+
+    def _hold_in_time(self, session: Session) -> datetime:
+        self._check_time()
+        return self._hold(session)
 
     def _check_time(self) -> None:
-        if self._overrun is not None:
-            raise self._overrun
+        if self.overrun is not None:
+            raise self.overrun
 
     def _finish(self, session: Session) -> datetime:
         # The last check: a handler in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
-        if not finish_job(session, self._key, self._leased, done, attempts=attempts):
+        if not finish_job(session, self._leased, done, attempts=attempts):
             raise JobLostError(self._key.id)
         self.is_finishing = True
         return self._leased.until
-
-    def _save(self, session: Session, checkpoint: object) -> datetime:
-        return self._still(
-            save_checkpoint(session, self._key, self._leased, checkpoint)
-        )
 
 
 class Job(AnyJob):
@@ -173,7 +163,7 @@ class Job(AnyJob):
                 the session, or an earlier block did, the job fails even if the handler
                 catches this.
         """
-        with self._block(self._hold) as session:
+        with self._block(self._hold_in_time) as session:
             yield session
 
     @contextmanager
@@ -211,9 +201,10 @@ class Job(AnyJob):
         Raises:
             JobLostError: as `transaction`.
         """
+        as_json = dumps(checkpoint, allow_nan=False)
         with self._sessions() as session, session.begin():
             self._mark(session)
-            until = self._save(session, checkpoint)
+            until = self._hold(session, as_json)
         self._leased.renewed(until)
         self.checkpoint = checkpoint
 
@@ -226,7 +217,7 @@ class AsyncJob(AnyJob):
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """See `Job.transaction`."""
-        async with self._block(self._hold) as session:
+        async with self._block(self._hold_in_time) as session:
             yield session
 
     @asynccontextmanager
@@ -261,8 +252,9 @@ class AsyncJob(AnyJob):
             raise
 
     async def _save_now(self, checkpoint: object) -> None:
+        as_json = dumps(checkpoint, allow_nan=False)
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._mark)
-            until = await session.run_sync(partial(self._save, checkpoint=checkpoint))
+            until = await session.run_sync(partial(self._hold, checkpoint=as_json))
         self._leased.renewed(until)
         self.checkpoint = checkpoint

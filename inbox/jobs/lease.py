@@ -7,23 +7,17 @@ keeps trying until another process could have taken the job. Then the lease is l
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
+from inbox.errors import RetryLater
 from inbox.handlers.executor import Executor
 from inbox.idle import limit_idle_now
-from inbox.jobs.store import (
-    JobKey,
-    JobState,
-    Leased,
-    finish_job,
-    renew_job,
-    return_job,
-)
+from inbox.jobs.store import JobState, Leased, finish_job, renew_job, return_job
 from inbox.receipt import record_receipt
 from inbox.verdict import connection_broke
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
@@ -34,7 +28,6 @@ _BEATS: Final = 3
 # The fraction of its length after which a lease that can't be renewed is lost.
 _SAFE: Final = 0.8
 _AGAIN: Final = 0.2
-_LAST_WRITE: Final = 2.0
 
 
 class StopReason(Enum):
@@ -56,23 +49,16 @@ class JobLease:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        key: JobKey,
-        leased: Leased,
-        seconds: float,
-        asked: float,
-        returns_to: JobState,
+        self, executor: Executor, leased: Leased, asked: float, returns_to: JobState
     ) -> None:
-        self.seconds = seconds
+        self.seconds = leased.seconds
         self.attempts = leased.attempts
         self.ended: asyncio.Future[StopReason] = (
             asyncio.get_running_loop().create_future()
         )
         self._executor = executor
-        self._key = key
         self._leased = leased
-        self._safe_until = asked + _SAFE * seconds
+        self._safe_until = asked + _SAFE * leased.seconds
         self._returns_to = returns_to
 
     async def keep(self, is_finishing: Callable[[], bool]) -> None:
@@ -95,55 +81,49 @@ class JobLease:
             if end is StopReason.LOST:
                 return
 
-    async def succeed(self) -> bool:
-        """End the job and record its receipt; return False if the lease is lost."""
+    @property
+    def lost(self) -> RetryLater:
+        """The error for a lease that is lost: another process may have the job."""
+        return RetryLater(timedelta(seconds=self.seconds), "the lease was lost")
+
+    async def succeed(self) -> None:
+        """End the job and record its receipt.
+
+        Raises:
+            RetryLater: the lease is lost, as for `end` and `give_back`.
+        """
+        key, done = self._leased.key, JobState.SUCCESS
 
         def succeed(session: Session) -> bool:
-            record_receipt(session, self._key.id, self._key.consumer)
-            return finish(session)
+            record_receipt(session, key.id, key.consumer)
+            return finish_job(session, self._leased, done, attempts=self.attempts)
 
-        finish = self._finish(JobState.SUCCESS, None, self.attempts)
-        return await self._write(succeed)
+        await self._write(succeed)
 
     async def end(
         self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
-    ) -> bool:
-        """End the job in another state; return False if the lease is lost."""
-        attempts = self.attempts if is_attempt else self.attempts - 1
-        return await self._write(self._finish(state, reason, attempts))
-
-    async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
-        """Release the job; return False if the lease is lost.
-
-        Only a failure counts as an attempt.
-        """
-        return await self._write(
+    ) -> None:
+        """End the job in another state."""
+        await self._write(
             partial(
-                return_job,
-                key=self._key,
+                finish_job,
                 leased=self._leased,
+                state=state,
+                attempts=self.attempts if is_attempt else self.attempts - 1,
                 reason=reason,
-                is_failed=is_failed,
-                state=self._returns_to,
             )
         )
 
-    async def let_go(self) -> None:
-        """Release the job, unless that takes too long."""
-        with suppress(Exception):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self.give_back(None, is_failed=False)
-
-    def _finish(
-        self, state: JobState, reason: str | None, attempts: int
-    ) -> Callable[[Session], bool]:
-        return partial(
-            finish_job,
-            key=self._key,
-            leased=self._leased,
-            state=state,
-            reason=reason,
-            attempts=attempts,
+    async def give_back(self, reason: str | None, *, is_failed: bool) -> None:
+        """Release the job; only a failure counts as an attempt."""
+        await self._write(
+            partial(
+                return_job,
+                leased=self._leased,
+                reason=reason,
+                state=self._returns_to,
+                is_failed=is_failed,
+            )
         )
 
     async def _renew(self) -> StopReason | None:
@@ -152,9 +132,7 @@ class JobLease:
         try:
             # A renewal that hangs is as bad as one that fails.
             async with asyncio.timeout(max(self._safe_until - asked, beat)):
-                renewed = await transact(
-                    self._executor, renew_job, self._key, self._leased
-                )
+                renewed = await transact(self._executor, renew_job, self._leased)
         except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
             return StopReason.LOST if time.monotonic() > self._safe_until else None
         if renewed is None:
@@ -164,12 +142,17 @@ class JobLease:
         self._safe_until = asked + _SAFE * self.seconds
         return StopReason.CANCELLED if cancelled else None
 
-    async def _write(self, function: Callable[[Session], T]) -> T:
+    async def _write(self, function: Callable[[Session], bool]) -> None:
         """Write an outcome; retry as long as the lease holds."""
+
+        def write(session: Session) -> None:
+            if not function(session):
+                raise self.lost  # and roll back the receipt
+
         while True:
             try:
-                return await transact(self._executor, function)
-            except OutboxError:
+                return await transact(self._executor, write)
+            except (OutboxError, RetryLater):
                 raise
             except Exception as error:
                 if not _may_pass(error) or time.monotonic() > self._safe_until:

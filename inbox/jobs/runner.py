@@ -12,87 +12,57 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import TakenError
 from inbox.errors import HandlerTimeoutError, RetryLater
-from inbox.handlers.calls import TIME_LIMIT
 from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import (
     Cancelled,
     Failed,
     Handled,
+    JobOutcome,
     Later,
     Outage,
     Spent,
     Stopped,
-    Taken,
 )
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import name_of
-from inbox.handlers.terms import Terms, call_alone
+from inbox.handlers.signature import is_async
+from inbox.handlers.terms import call_alone
 from inbox.jobs.job import AnyJob
 from inbox.jobs.lease import JobLease, StopReason, transact
-from inbox.jobs.store import (
-    Busy,
-    Finished,
-    JobKey,
-    JobState,
-    Leased,
-    Taking,
-    queue_job,
-    take_job,
-)
+from inbox.jobs.store import JobKey, JobState, Leased, queue_job, take_job
 from inbox.processing import processing
 from inbox.receipt import check_id, refusal
 from inbox.verdict import Fatal, Lost, Unclear, judge
 from outbox import tracing
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.errors import DatabaseUnavailableError, one_line
 from outbox.logs.printable import count
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
-# Ensures that the lease has expired when a waiting process tries again.
-_AGAIN: Final = 0.2
 
-
-class LongHandler:
-    """A handler `(job, message)` and its terms."""
-
-    def __init__(
-        self, handler: Callable[..., Any], terms: Terms, lease: timedelta
-    ) -> None:
-        if lease < timedelta(seconds=1):
-            raise ConfigError(f"lease={exact_duration(lease)}: must be at least 1s")
-        self.handler = handler
-        self.terms = terms
-        self.lease = lease.total_seconds()
-        self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
-        setattr(self, TIME_LIMIT, terms.time_limit)
-
-
-JobOutcome: TypeAlias = Handled | Taken | Spent | Cancelled | Stopped
-
-
-class Attempts(Protocol):
+@dataclass(slots=True)
+class Attempts:
     """The attempts of a message, as known to the caller; updated from the job.
 
     The job's count takes precedence: it outlives processes and deliveries.
+
+    Attributes:
+        retry: limits the number of attempts.
+        attempts: the number of earlier attempts, as far as known.
     """
 
-    attempts: int
-    """The number of earlier attempts, as far as known."""
-
-    @property
-    def retry(self) -> RetryPolicy:
-        """The policy that limits the number of attempts."""
+    retry: RetryPolicy
+    attempts: int = 0
 
     def excuses_loss(self) -> bool:
         """Return whether another start that loses its connection doesn't count."""
+        return False
 
 
 class JobRunner:
@@ -117,7 +87,7 @@ class JobRunner:
 
     async def run(
         self,
-        long: LongHandler,
+        long: Registered,
         message: Message,
         stopping: asyncio.Event,
         attempts: Attempts,
@@ -137,48 +107,34 @@ class JobRunner:
         """
         check_id(message.id)
         key = JobKey(message.id, self._consumer)
-        taken, asked = await self._take(key, message, long.lease, claim)
-        match taken:
-            case Busy(seconds):
-                return Taken(timedelta(seconds=seconds + _AGAIN))
-            case Finished(JobState.CANCELLED):
-                return Cancelled()
-            case Finished(JobState.FAILURE | JobState.TIMED_OUT, starts, reason):
-                # The process may have died before it wrote the dead letter.
-                attempts.attempts = starts
-                return Spent(starts, reason)
-            case Finished():
-                return Handled(is_new=False)
-            case Leased() as leased:
-                lease = JobLease(
-                    self._executor,
-                    key,
-                    leased,
-                    long.lease,
-                    asked,
-                    self._returns_to,
-                )
-                attempts.attempts = leased.attempts - 1
-                if attempts.attempts and attempts.retry.spent(attempts.attempts):
-                    return await self._spent(lease, attempts.attempts)
-                try:
-                    message = call_alone(long.terms.upcast, message)
-                    job = self._executor.job(long.handler, key, leased, message)
-                    given = call_alone(long.terms.arguments.of, job, message)
-                except Exception as error:  # noqa: BLE001 (upcasters are the user's)
-                    return await self._fail(long, lease, attempts, error)
-                calling = call_until_end(
-                    self._executor, long, given, job, lease, stopping
-                )
-                call = self._executor.calls.begin(long, [message], is_job=True)
-                try:
-                    with processing(tracing.tracer, [message], self._consumer) as span:
-                        ended = await calling
-                        if (failure := _failure_of(long, job, ended)) is not None:
-                            span.failed(failure)
-                finally:
-                    self._executor.calls.end(call)
-                return await self._settle(long, job, lease, attempts, ended)
+        asked = time.monotonic()
+        taken = await self._take(key, message, long.lease.total_seconds(), claim)
+        if not isinstance(taken, Leased):
+            if isinstance(taken, Spent):
+                attempts.attempts = taken.starts
+            return taken
+        lease = JobLease(self._executor, taken, asked, self._returns_to)
+        attempts.attempts = starts = taken.attempts - 1
+        if starts and attempts.retry.spent(starts):
+            reason = f"was started {count(starts, 'time')} before"
+            await lease.end(JobState.FAILURE, reason, is_attempt=False)
+            return Spent(starts)
+        try:
+            message = call_alone(long.terms.upcast, message)
+            job = self._executor.job(long.call, taken, message)
+            given = call_alone(long.terms.arguments.of, job, message)
+        except Exception as error:  # noqa: BLE001 (upcasters are the user's)
+            return await self._fail(long, lease, attempts, error)
+        calling = call_until_end(self._executor, long, given, job, lease, stopping)
+        call = self._executor.calls.begin(long, message)
+        try:
+            with processing(tracing.tracer, [message], self._consumer) as span:
+                ended = await calling
+                if (failure := _failure_of(job, ended)) is not None:
+                    span.failed(failure)
+        finally:
+            self._executor.calls.end(call)
+        return await self._settle(long, job, lease, attempts, ended)
 
     async def _take(
         self,
@@ -186,37 +142,26 @@ class JobRunner:
         message: Message,
         seconds: float,
         claim: Callable[[Session], None],
-    ) -> tuple[Taking, float]:
-        """Take the job if no process holds it; also return when its lease began."""
+    ) -> Leased | JobOutcome:
+        """Take the job if no process holds it."""
 
-        def take(session: Session) -> Taking:
+        def take(session: Session) -> Leased | JobOutcome:
             claim(session)
             return take_job(session, key, self._worker, seconds)
 
         try:
             await transact(self._executor, queue_job, key, message)
-            asked = time.monotonic()
-            taken = await transact(self._executor, take)
+            return await transact(self._executor, take)
         except TakenError:
             raise
         except Exception as error:
-            refused = (
-                refusal(error, message.id) if isinstance(error, DBAPIError) else None
-            )
-            if refused is not None:
+            if (refused := refusal(error, message.id)) is not None:
                 raise refused from error
             raise DatabaseUnavailableError(one_line(error)) from error
-        return taken, asked
-
-    async def _spent(self, lease: JobLease, starts: int) -> Spent:
-        reason = f"was started {count(starts, 'time')} before"
-        if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
-            raise _lost(lease)
-        return Spent(starts)
 
     async def _settle(
         self,
-        long: LongHandler,
+        long: Registered,
         job: AnyJob,
         lease: JobLease,
         attempts: Attempts,
@@ -228,25 +173,24 @@ class JobRunner:
         if job.broken is not None:
             await self._fail(long, lease, attempts, job.broken)
         if ended.is_done:
-            if not await lease.succeed():
-                raise _lost(lease)
+            await lease.succeed()
             return Handled(is_new=True)
         match ended.end:
             case StopReason.LOST:
-                raise _lost(lease)
+                raise lease.lost
             case StopReason.STOPPED:
-                await lease.give_back(None, is_failed=False)
+                with suppress(RetryLater):
+                    await lease.give_back(None, is_failed=False)
                 return Stopped()
             case StopReason.CANCELLED:
-                if not await lease.end(JobState.CANCELLED):
-                    raise _lost(lease)
+                await lease.end(JobState.CANCELLED)
                 return Cancelled()
-        error = _failure_of(long, job, ended) or asyncio.CancelledError()
+        error = _failure_of(job, ended) or asyncio.CancelledError()
         return await self._fail(long, lease, attempts, error)
 
     async def _fail(
         self,
-        long: LongHandler,
+        long: Registered,
         lease: JobLease,
         attempts: Attempts,
         error: BaseException,
@@ -258,7 +202,8 @@ class JobRunner:
                 case Lost() if not attempts.excuses_loss():
                     pass
                 case Later() | Outage() | Lost():
-                    await lease.give_back(one_line(error), is_failed=False)
+                    with suppress(RetryLater):
+                        await lease.give_back(one_line(error), is_failed=False)
                     raise error
                 case Failed(failure):
                     error = failure
@@ -270,15 +215,13 @@ class JobRunner:
                 if isinstance(error, HandlerTimeoutError)
                 else JobState.FAILURE
             )
-            if not await lease.end(state, one_line(error)):
-                raise _lost(lease) from error
-            raise error
-        if not await lease.give_back(one_line(error), is_failed=True):
-            raise _lost(lease) from error
+            await lease.end(state, one_line(error))
+        else:
+            await lease.give_back(one_line(error), is_failed=True)
         raise error
 
 
-def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:
+def _failure_of(job: AnyJob, ended: "Ended") -> BaseException | None:
     """Return why a handler hasn't done its work; None if it has."""
     if job.is_finished:
         return None
@@ -287,17 +230,13 @@ def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException
     if ended.is_done:
         return None
     if ended.end is StopReason.TIMED_OUT:
-        limit = long.terms.time_limit or timedelta(0)
-        return HandlerTimeoutError(long.__qualname__, limit)
+        return job.overrun
     return ended.error or asyncio.CancelledError()
-
-
-def _lost(lease: JobLease) -> RetryLater:
-    return RetryLater(timedelta(seconds=lease.seconds), "the lease was lost")
 
 
 # The time that cancelled tasks have to end.
 _LAST_STEPS: Final = 1.0
+_LAST_WRITE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +260,7 @@ class Ended:
 
 async def call_until_end(
     executor: Executor,
-    long: LongHandler,
+    long: Registered,
     given: Sequence[Any],
     job: AnyJob,
     lease: JobLease,
@@ -331,9 +270,12 @@ async def call_until_end(
 
     When this returns or raises, the handler's task has ended.
     """
-    handler, limit = long.handler, long.terms.time_limit
-    seconds = None if limit is None else limit.total_seconds()
-    started = time.monotonic()
+    handler, limit = long.call, long.terms.time_limit
+    seconds, timer = None, None
+    if limit is not None:
+        seconds = limit.total_seconds()
+        overrun = HandlerTimeoutError(name_of(handler), limit)
+        timer = asyncio.get_running_loop().call_later(seconds, job.end, overrun)
     work = asyncio.ensure_future(executor.call(handler, *given))
     keeping = asyncio.create_task(lease.keep(lambda: job.is_finishing))
     stop = asyncio.create_task(stopping.wait())
@@ -347,28 +289,26 @@ async def call_until_end(
         was_interrupted = False
         if not work.done():
             end = _why(lease, stop)
-            overrun = None
-            if end is StopReason.TIMED_OUT and limit is not None:
-                overrun = HandlerTimeoutError(name_of(handler), limit)
-            job.end(overrun)
-            was_interrupted = executor.interrupt(handler, work)
-            if limit is not None and seconds is not None and overrun is None:
-                left = max(0.0, started + seconds - time.monotonic())
-                await asyncio.wait({work}, timeout=left)
-                if not work.done():
-                    job.end(HandlerTimeoutError(name_of(handler), limit))
-                    was_interrupted = True  # what it does from now on doesn't count
-                    end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
+            job.end()
+            # A plain function sees it when it checks whether its job is cancelled.
+            was_interrupted = is_async(handler) and work.cancel()
             await asyncio.wait({work})
+            if job.overrun is not None:
+                was_interrupted = True  # what it did from then on doesn't count
+                end = StopReason.TIMED_OUT if end is StopReason.STOPPED else end
     except BaseException:
         # The drain is over: a plain function keeps running, but can't commit.
         job.end()
         work.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(work, return_exceptions=True)
-        await lease.let_go()
+        with suppress(Exception):
+            async with asyncio.timeout(_LAST_WRITE):
+                await lease.give_back(None, is_failed=False)
         raise
     finally:
+        if timer is not None:
+            timer.cancel()
         await _end(keeping, stop)
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
     return Ended(error, end, was_interrupted or job.has_seen_end)

@@ -14,22 +14,27 @@ at another time. Every function runs in the transaction of the session that it i
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
-from json import dumps, loads
-from typing import Any, Final, TypeAlias, cast
+from json import loads
+from typing import Any, Final, cast
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, select, text
+from sqlalchemy import Row, TextClause, text
 from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
-from inbox.schema import receipt_table
+from inbox.handlers.outcome import Cancelled, Handled, JobOutcome, Later, Spent
 from outbox.cloudevents.raw_text import storable
 from outbox.message import Message
 from outbox.message_id import moment_of
 from outbox.postgres.sql_files import load
+
+# Ensures that the lease has expired when a waiting process tries again.
+_AGAIN: Final = 0.2
+_SHOWN: Final = 16_384
+"""How many characters of a text the table holds, which only shows it."""
 
 
 class JobState(StrEnum):
@@ -56,14 +61,9 @@ class JobKey:
     consumer: str
 
     @property
-    def at(self) -> datetime:
-        """The timestamp in the message's id, by which the table is partitioned."""
-        return moment_of(self.id)
-
-    @property
     def values(self) -> dict[str, Any]:
         """The parameters that identify the job in a statement."""
-        return {"id": self.id, "at": self.at, "consumer": self.consumer}
+        return {"id": self.id, "at": moment_of(self.id), "consumer": self.consumer}
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class Leased:
         until: when the lease ends, according to the last transaction that committed.
     """
 
+    key: JobKey
     number: int
     started_at: datetime
     seconds: float
@@ -87,49 +88,29 @@ class Leased:
         self.until = max(self.until, until)
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Another process holds the job, for this many seconds if it doesn't renew."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The job has ended, and there is nothing left to do."""
-
-    state: JobState
-    attempts: int
-    reason: str | None
-
-
-Taking: TypeAlias = Leased | Busy | Finished
-
-
 def queue_job(session: Session, key: JobKey, message: Message) -> None:
     """Record that a message is waiting, or that it was already handled."""
-    receipt = select(receipt_table.c.message_id).filter_by(
-        message_id=key.id, message_at=key.at, consumer=key.consumer
-    )
     connection_of(session).execute(
         _statement("queue_job"),
         {
             **key.values,
-            "topic": storable(message.topic),
-            "key": message.key and storable(message.key),
-            "tenant": message.tenant and storable(message.tenant),
-            "is_known": connection_of(session).execute(receipt).first() is not None,
+            "topic": storable(message.topic)[:_SHOWN],
+            "key": message.key and storable(message.key)[:_SHOWN],
+            "tenant": message.tenant and storable(message.tenant)[:_SHOWN],
         },
     )
 
 
-def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
+def take_job(
+    session: Session, key: JobKey, worker: str, seconds: float
+) -> Leased | JobOutcome:
     """Lease a job for this many seconds, or return why it can't be leased."""
     values = {**key.values, "worker": worker, "seconds": seconds}
     taken = connection_of(session).execute(_statement("take_job"), values).first()
     if taken is not None:
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
         return Leased(
+            key,
             taken.lease,
             taken.started_at,
             seconds,
@@ -139,10 +120,16 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
         )
     connection_of(session).execute(_statement("end_cancelled_job"), key.values)
     found = _read(session, key)
-    state = JobState(found.state)
+    match state := JobState(found.state):
+        case JobState.CANCELLED:
+            return Cancelled()
+        case JobState.FAILURE | JobState.TIMED_OUT:
+            # The process may have died before it wrote the dead letter.
+            return Spent(found.attempts, found.reason)
     if state in OPEN:
-        return Busy(max(found.seconds or 0.0, 0.0))
-    return Finished(state, found.attempts, found.reason)
+        seconds = max(found.seconds or 0.0, 0.0) + _AGAIN
+        return Later(timedelta(seconds=seconds), "another process has this job")
+    return Handled(is_new=False)
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
@@ -159,28 +146,22 @@ def reopen_job(session: Session, key: JobKey) -> None:
 
 
 def renew_job(
-    session: Session, key: JobKey, leased: Leased
+    session: Session, leased: Leased, checkpoint: str | None = None
 ) -> tuple[bool, datetime] | None:
     """Renew a lease; return whether to cancel the job, and when the lease ends.
 
-    Return None if it is lost.
+    Return None if it is lost. Until the transaction ends, no other process can lease
+    the job.
+
+    Args:
+        checkpoint: one to save, as JSON.
     """
-    renewed = _run(session, "renew_job", key, leased)
+    renewed = _run(session, "renew_job", leased, checkpoint=checkpoint)
     return None if renewed is None else (renewed.is_cancelled, renewed.lease_until)
-
-
-def hold_job(session: Session, key: JobKey, leased: Leased) -> datetime | None:
-    """Hold the lease until the transaction ends; return when the lease ends.
-
-    Return None if it is lost.
-    """
-    held = _run(session, "hold_job", key, leased)
-    return None if held is None else cast("datetime", held.lease_until)
 
 
 def finish_job(
     session: Session,
-    key: JobKey,
     leased: Leased,
     state: JobState,
     *,
@@ -189,17 +170,16 @@ def finish_job(
 ) -> bool:
     """End a job permanently; return False if the lease is lost."""
     values = {"state": state.value, "reason": reason, "attempts": attempts}
-    return _run(session, "finish_job", key, leased, **values) is not None
+    return _run(session, "finish_job", leased, **values) is not None
 
 
 def return_job(
     session: Session,
-    key: JobKey,
     leased: Leased,
     reason: str | None,
+    state: JobState,
     *,
     is_failed: bool,
-    state: JobState = JobState.QUEUED,
 ) -> bool:
     """Release a job; return False if the lease is lost.
 
@@ -207,16 +187,7 @@ def return_job(
     another start, but can be reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
-    return _run(session, "return_job", key, leased, **values) is not None
-
-
-def save_checkpoint(
-    session: Session, key: JobKey, leased: Leased, checkpoint: object
-) -> datetime | None:
-    """Save a checkpoint as JSON; return as `hold_job` does."""
-    values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
-    saved = _run(session, "save_checkpoint", key, leased, **values)
-    return None if saved is None else cast("datetime", saved.lease_until)
+    return _run(session, "return_job", leased, **values) is not None
 
 
 def _read(session: Session, key: JobKey) -> Row[Any]:
@@ -224,18 +195,17 @@ def _read(session: Session, key: JobKey) -> Row[Any]:
 
 
 def _run(
-    session: Session, name: str, key: JobKey, leased: Leased, **values: object
+    session: Session, name: str, leased: Leased, **values: object
 ) -> Row[Any] | None:
     mine = {
+        **leased.key.values,
         "lease": leased.number,
         "started_at": leased.started_at,
         "seconds": leased.seconds,
         "until": leased.until,
     }
-    found = connection_of(session).execute(
-        _statement(name), {**key.values, **mine, **values}
-    )
-    return found.first()
+    statement = _statement(name)
+    return connection_of(session).execute(statement, {**mine, **values}).first()
 
 
 @cache

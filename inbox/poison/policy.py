@@ -26,10 +26,11 @@ from contextlib import asynccontextmanager
 from enum import Enum, auto
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError
+from typing_extensions import override
 
 from inbox.dead_letters.write import StoredFailure
 from inbox.handlers.executor import Executor
+from inbox.jobs.runner import Attempts
 from inbox.poison.history import Delivered, TakenOver
 from inbox.poison.isolation import Isolation
 from inbox.poison.store import SuspectStore
@@ -61,16 +62,13 @@ class PoisonPolicy:
         self.isolation = Isolation()
 
 
-class StartCounter:
+class StartCounter(Attempts):
     """Counts the starts of one delivery, from the first to its outcome.
 
     Args:
         is_long: whether its handler is long, so that its job counts the starts.
 
     Attributes:
-        attempts: the number of known earlier attempts; a long handler's job sets it
-            when the job is taken.
-        retry: how many attempts are allowed, and when.
         broken_connections: the number of starts that lost their connection; they don't
             count as attempts.
     """
@@ -83,8 +81,7 @@ class StartCounter:
         *,
         is_long: bool,
     ) -> None:
-        self.retry = retry
-        self.attempts = delivery.attempts
+        super().__init__(retry, delivery.attempts)
         self.broken_connections = 0
         self._failure: StoredFailure | None = None
         self._policy = policy
@@ -118,8 +115,8 @@ class StartCounter:
         async with isolation.exclusive():
             yield await self._start_alone(stopping)
 
+    @override
     def excuses_loss(self) -> bool:
-        """Return whether another start that loses its connection doesn't count."""
         return self.broken_connections < _MAX_BROKEN_CONNECTIONS
 
     async def failed(self, failure: StoredFailure) -> None:
@@ -189,14 +186,12 @@ class StartCounter:
         store = self._policy.store
         try:
             count = await store.count(self._id, unless_open=unless_open)
-        except DBAPIError as error:
+        except Exception as error:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
             # Its day has no partition, so a receipt, if it needs one, will also fail.
             self._is_counted_here = False
             return Start.NOW
-        except Exception as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
         self._is_known = True
         self._is_open = count.is_counted
         earlier = count.starts - count.is_counted

@@ -109,26 +109,16 @@ class SuspectStore:
     """
 
     def __init__(self, executor: Executor, consumer: str) -> None:
-        def counting(*, unless_open: bool) -> _Group[None, Count]:
-            def count(session: Session, ids: Mapping[UUID, None]) -> dict[UUID, Count]:
-                return count_starts(session, ids, consumer, unless_open=unless_open)
+        def group(
+            function: Callable[..., Mapping[UUID, A] | None], **options: bool
+        ) -> "_Group[Any, A]":
+            return _Group(executor, partial(function, consumer=consumer, **options))
 
-            return _Group(executor, count)
-
-        def writing(
-            function: Callable[[Session, Mapping[UUID, V], str], None],
-        ) -> _Group[V, None]:
-            def write(session: Session, values: Mapping[UUID, V]) -> dict[UUID, None]:
-                function(session, values, consumer)
-                return dict.fromkeys(values)
-
-            return _Group(executor, write)
-
-        self._first = counting(unless_open=True)
-        self._again = counting(unless_open=False)
-        self._uncounted: _Group[None, None] = writing(uncount_starts)
-        self._kept: _Group[tuple[int, StoredFailure], None] = writing(keep_starts)
-        self._deleted: _Group[None, None] = writing(delete_starts)
+        self._first = group(count_starts, unless_open=True)
+        self._again = group(count_starts, unless_open=False)
+        self._uncounted: _Group[None, None] = group(uncount_starts)
+        self._kept: _Group[tuple[int, StoredFailure], None] = group(keep_starts)
+        self._deleted: _Group[None, None] = group(delete_starts)
 
     async def count(self, id: UUID, *, unless_open: bool) -> Count:
         """Count a start.
@@ -173,13 +163,13 @@ class _Group(Generic[V, A]):
 
     Args:
         function: called in a transaction with the values of different messages; returns
-            the answer for each.
+            the answer for each, or None if there is none to give.
     """
 
     def __init__(
         self,
         executor: Executor,
-        function: Callable[[Session, Mapping[UUID, V]], Mapping[UUID, A]],
+        function: Callable[[Session, Mapping[UUID, V]], Mapping[UUID, A] | None],
     ) -> None:
         self._executor = executor
         self._function = function
@@ -229,7 +219,9 @@ class _Group(Generic[V, A]):
             return
         values = {request.id: request.value for request in requests}
         try:
-            answers = await self._executor.transact(partial(self._transact, values))
+            answers: Any = await self._executor.transact(
+                partial(self._transact, values)
+            )
         except Exception as error:  # noqa: BLE001 (raised by `ask`)
             if len(requests) > 1 and refusal(error, requests[0].id) is not None:
                 # The day of one of them has no partition.
@@ -243,9 +235,9 @@ class _Group(Generic[V, A]):
         else:
             for request in requests:
                 if not request.answer.done():
-                    request.answer.set_result(answers[request.id])
+                    request.answer.set_result(answers and answers[request.id])
 
-    def _transact(self, values: Mapping[UUID, V], session: Session) -> Mapping[UUID, A]:
+    def _transact(self, values: Mapping[UUID, V], session: Session) -> Any:
         limit_idle_now(session)
         return self._function(session, values)
 

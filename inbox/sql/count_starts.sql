@@ -6,7 +6,7 @@ INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts)
 SELECT id, moment, CAST(:consumer AS text), 1
   FROM unnest(CAST(CAST(:ids AS text) AS uuid[]), CAST(CAST(:moments AS text) AS timestamptz[])) AS r (id, moment)
 ON CONFLICT (message_id, consumer, message_at) DO UPDATE
-   SET starts = s.starts + 1,
+   SET starts = least(s.starts, 2147483646) + 1,
        started_at = EXCLUDED.started_at,
        is_open = true
  WHERE NOT (s.is_open AND CAST(:unless_open AS boolean))

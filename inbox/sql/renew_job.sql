@@ -1,9 +1,10 @@
--- Does:  Renew the lease of a job that this process is running.
--- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds
+-- Does:  Renew the lease of a job that this process is running; until the transaction ends, no other process leases the job.
+-- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds, checkpoint (to save, JSON as text; null: none)
 -- Gives: is_cancelled, lease_until; no row if the lease is lost, or what was committed under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
-   SET lease_until = greatest(lease_until + interval '1 microsecond',
+   SET checkpoint = coalesce(CAST(:checkpoint AS jsonb), checkpoint),
+       lease_until = greatest(lease_until + interval '1 microsecond',
                             clock_timestamp() + make_interval(secs => CAST(:seconds AS float8)))
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)

@@ -33,7 +33,7 @@ from inbox.events import (
 from inbox.handlers.pools import is_pool
 from inbox.handlers.sessions import Sessions, check_joined, make_executor
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from outbox.errors import ConfigError, shorten
 from outbox.events import Event
 from outbox.message import Message
@@ -218,14 +218,9 @@ class _Source:
 
     def _delivery(self, message: Message) -> Delivery:
         attempts = self._draining.attempts.get(message.id, 0)
-        return EntryDelivery(
-            self,
-            message.id,
-            message,
-            attempts=attempts,
-            problem=None,
-            history=REDELIVERED if attempts else FIRST_DELIVERY,
-        )
+        history = REDELIVERED if attempts else FIRST_DELIVERY
+        arrived = Arrived(message=message, attempts=attempts, history=history)
+        return EntryDelivery(self, message.id, arrived)
 
     def acked(self, entry: UUID) -> None:
         self._draining.settled(entry)

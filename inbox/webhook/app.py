@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from inbox.consuming.rollout import Rollout
 from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
@@ -29,7 +29,7 @@ from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.executor import Executor
 from inbox.handlers.outcome import Failed, Later, Outage
-from inbox.handlers.registration import make_handler
+from inbox.handlers.registration import Registered
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
@@ -72,20 +72,17 @@ class _Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
-    routes: Routes[Handler] = Routes()
+def _routes(handlers: Handlers, chosen: Executor) -> Routes[Registered]:
+    routes: Routes[Registered] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
         arguments = arguments_of(handler, Takes.ONE)
         chosen.check(handler, arguments)
-        routes.add(topic, make_handler(handler, Terms(_same, arguments=arguments)))
+        terms = Terms(arguments=arguments)
+        routes.add(topic, Registered(handler, Takes.ONE, terms))
     if not routes.topics:
         raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")
     return routes
-
-
-def _same(message: Message) -> Message:
-    return message
 
 
 class WebhookApp:
@@ -232,18 +229,19 @@ class WebhookApp:
         async with self._slots:
             return await self._handle(handler, message)
 
-    async def _handle(self, handler: Handler, message: Message) -> _Answer:
+    async def _handle(self, handler: Registered, message: Message) -> _Answer:
         started = time.monotonic()
         try:
             check_content(message)
-            is_new = await self._call(handler, message)
+            with processing(tracing.tracer, [message], self._name, system=_SYSTEM):
+                is_new = await self._executor.handle(handler, [message])
         except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
             return await self._judge(message, raised)
-        about = self._about(message)
         if is_new:
-            self._notify(MessageHandled(**about, seconds=time.monotonic() - started))
+            seconds = time.monotonic() - started
+            self._notify(MessageHandled.of(self._name, message, seconds=seconds))
         else:
-            self._notify(DuplicateSkipped(**about))
+            self._notify(DuplicateSkipped.of(self._name, message))
         return _Answer(204)
 
     async def _judge(self, message: Message, raised: Exception) -> _Answer:
@@ -263,13 +261,6 @@ class WebhookApp:
                 return self._fail(message, 503, one_line(error), error=error)
             case Failed(error):
                 return self._fail(message, 500, one_line(error), error=error)
-
-    async def _call(self, handler: Handler, message: Message) -> bool:
-        if tracing.tracer is None:
-            return await self._executor.handle(handler, message)
-        tracer, about = tracing.tracer, [message]
-        with processing(tracer, about, self._name, system=_SYSTEM):
-            return await self._executor.handle(handler, message)
 
     async def _report_ended_transaction(
         self, message: Message, error: TransactionEndedError
@@ -293,8 +284,8 @@ class WebhookApp:
             return self._fail(message, 503, one_line(error))
         if written.is_new:
             self._notify(
-                MessageDeadLettered(
-                    **self._about(message), attempts=1, reason=written.reason
+                MessageDeadLettered.of(
+                    self._name, message, attempts=1, reason=written.reason
                 )
             )
         return _Answer(204)
@@ -311,8 +302,9 @@ class WebhookApp:
         failure = reason if error is None else error
         described = self._dead_letters.describe(failure, message.headers)
         self._notify(
-            WebhookFailed(
-                **self._about(message),
+            WebhookFailed.of(
+                self._name,
+                message,
                 status=status,
                 reason=described.reason,
                 stacktrace=self._stacktraces.first(message, failure, described),
@@ -320,12 +312,3 @@ class WebhookApp:
         )
         # The reason can be confidential, so the sender doesn't get it.
         return _Answer(status, "temporary failure; send it again", headers)
-
-    def _about(self, message: Message) -> dict[str, Any]:
-        return {
-            "consumer": self._name,
-            "id": message.id,
-            "topic": message.topic,
-            "key": message.key,
-            "traceparent": message.headers.get("traceparent"),
-        }

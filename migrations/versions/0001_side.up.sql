@@ -19,7 +19,7 @@ CREATE TABLE {schema}.process (
     broker        text        NOT NULL,
     reason        text,
     running_id    uuid,
-    running_handler text CONSTRAINT running_handler_short CHECK (length(running_handler) <= 500),
+    running_handler text,
     running_since timestamptz,
     running_due   timestamptz,
     role          name        NOT NULL DEFAULT session_user,
@@ -56,7 +56,7 @@ BEGIN ATOMIC
                                        running_id, running_handler, running_since, running_due)
     SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
            left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
-           beat.running_id, beat.running_handler, beat.running_since, beat.running_due
+           beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
@@ -91,16 +91,15 @@ CREATE TABLE {schema}.position (
     deferred      integer     NOT NULL DEFAULT 0,
     lane          smallint    NOT NULL,
     reader        text        NOT NULL,
-    owner         uuid        NOT NULL,
     snapshot      pg_snapshot NOT NULL,
     late_snapshot pg_snapshot,
     next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
     -- The fence: of two processes that both believe to own a lane, one can settle.
     CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
-    -- 2^62, and no more: whoever may insert must not leave the others without a number.
-    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= 4611686018427387904 AND up_to >= -1 AND up_to <= 4611686018427387904
-                                       AND deferred BETWEEN 0 AND messages),
+    -- Whoever may insert must leave the others a number: there is a new one each microsecond.
+    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= extract(epoch FROM settled_at) * 1000000
+                                       AND up_to >= -1 AND up_to <= 4611686018427387904 AND deferred BETWEEN 0 AND messages),
     CONSTRAINT ids_in_range CHECK (next_xid < '4611686018427387904'::xid8 AND pg_snapshot_xmax(snapshot) < '4611686018427387904'::xid8
                                    AND pg_snapshot_xmax(late_snapshot) < '4611686018427387904'::xid8),
     CONSTRAINT snapshots_size CHECK (pg_column_size(snapshot) <= 1048576 AND pg_column_size(late_snapshot) <= 1048576),
@@ -114,7 +113,6 @@ COMMENT ON COLUMN {schema}.position.number IS 'counts the settlements of the lan
 COMMENT ON COLUMN {schema}.position.up_to IS
     'rows up to this seq are covered if their transaction is visible in the snapshot, or if {schema}.base covers them';
 COMMENT ON COLUMN {schema}.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
-COMMENT ON COLUMN {schema}.position.owner IS 'the process that settled';
 COMMENT ON COLUMN {schema}.position.snapshot IS 'that of the claim';
 COMMENT ON COLUMN {schema}.position.next_xid IS
     'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
@@ -144,6 +142,11 @@ CREATE TABLE {schema}.dead_letter (
     discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    -- Lists load these. A message with more goes into one header, which they don't load.
+    CONSTRAINT names_size CHECK (greatest(octet_length(origin), octet_length(message_id), octet_length(topic), octet_length(key),
+                                          octet_length(tenant), octet_length(content_type)) <= 65536),
+    CONSTRAINT reasons_size CHECK (greatest(octet_length(error_reason), octet_length(discard_reason), octet_length(discarded_by)) <= 16384
+                                   AND octet_length(error_stacktrace) <= 131072),
     CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
 COMMENT ON COLUMN {schema}.dead_letter.origin IS 'what gave it up: relay:<reader> or consumer:<name>';

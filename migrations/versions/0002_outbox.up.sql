@@ -143,7 +143,8 @@ CREATE TABLE outbox.deferral (
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
     CONSTRAINT within_a_year CHECK (due_at - deferred_at <= interval '366 days'),
     CONSTRAINT seq_in_range CHECK (seq >= -1 AND seq <= 4611686018427387904),
-    CONSTRAINT reason_size CHECK (octet_length(reason) <= 16384),
+    CONSTRAINT key_size CHECK (octet_length(key) <= 2048),
+    CONSTRAINT reason_size CHECK (octet_length(reason) <= 16384 AND octet_length(requested_by) <= 16384),
     CONSTRAINT run_not_negative CHECK (run >= 0),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'found', 'replayed', 'settled')),
@@ -391,7 +392,7 @@ BEGIN
            ) AS stored (position) ON true
      CROSS JOIN LATERAL (
            SELECT coalesce(stored.position,
-                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader, NULL,
+                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader,
                                r.since, NULL, pg_snapshot_xmax(r.since))::outbox.position)
            ) AS p (last)
      WHERE d.ends_at > last_positions.since;

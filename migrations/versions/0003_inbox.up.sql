@@ -72,7 +72,12 @@ CREATE TABLE inbox.message (
     headers        jsonb       NOT NULL,
     payload        bytea       NOT NULL,
     CONSTRAINT message_pkey PRIMARY KEY (seq, created_at),
-    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15)
+    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
+    -- As for outbox.message. Consumers dead-letter what is wrong otherwise.
+    CONSTRAINT texts_size CHECK (greatest(octet_length(topic), octet_length(key)) <= 2048
+                                 AND greatest(octet_length(tenant), octet_length(content_type)) <= 1024),
+    CONSTRAINT headers_size CHECK (pg_column_size(headers) <= 1024 OR pg_column_size(headers || '{}'::jsonb) <= 262208),
+    CONSTRAINT payload_size CHECK (octet_length(payload) <= 67108864)
 ) PARTITION BY RANGE (created_at);
 COMMENT ON TABLE inbox.message IS
     'the messages of the postgres broker, one row for all consumers, never updated: inbox.position and inbox.deferral say what became of it at each';
@@ -110,6 +115,7 @@ CREATE TABLE inbox.deferral (
     CONSTRAINT deferral_pkey PRIMARY KEY (consumer, lane, entry, created_at),
     CONSTRAINT within_a_year CHECK (due_at - entered_at <= interval '366 days'),
     CONSTRAINT seq_in_range CHECK (seq >= -1 AND seq <= 4611686018427387904),
+    CONSTRAINT key_size CHECK (octet_length(key) <= 2048),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('refused', 'blocked', 'open', 'found', 'acked')),

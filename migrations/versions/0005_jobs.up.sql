@@ -22,6 +22,8 @@ CREATE TABLE inbox.job (
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
     CONSTRAINT state_known CHECK (state IN ('queued', 'in_progress', 'waiting', 'success', 'failure', 'cancelled', 'timed_out', 'skipped')),
+    CONSTRAINT texts_size CHECK (greatest(octet_length(topic), octet_length(key), octet_length(tenant)) <= 65536
+                                 AND greatest(octet_length(worker), octet_length(reason)) <= 16384),
     CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('queued', 'in_progress', 'waiting')))
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.job IS 'leased receipts: one row per message of a long handler';
@@ -49,7 +51,8 @@ CREATE TABLE inbox.suspect (
     CONSTRAINT suspect_pkey PRIMARY KEY (message_id, consumer, message_at),
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
-    CONSTRAINT started_once_at_least CHECK (starts > 0)
+    CONSTRAINT started_once_at_least CHECK (starts > 0),
+    CONSTRAINT reasons_size CHECK (octet_length(error_reason) <= 16384 AND octet_length(error_stacktrace) <= 131072)
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.suspect IS
     'messages that may have been started before and have no outcome: one of them may kill the process that handles it';

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class HttpOptions(BrokerOptions):
         help="`true`: the target may be in a private network",
     )
     ca_file: str | None = option(
-        Form.text("the name of a file"),
+        FILE,
         side="relay",
         help="certificates in PEM to trust in addition to the system's",
     )
@@ -61,12 +61,7 @@ class HttpOptions(BrokerOptions):
         side="relay",
         help="open connections, and so parallel requests",
     )
-    max_payload_bytes: int = option(
-        Form.number(),
-        1024 * 1024,
-        side="relay",
-        help="a larger payload becomes a dead letter",
-    )
+    max_payload_bytes: int = payload_limit(1024 * 1024)
     timeout: timedelta = option(
         Form.duration(), timedelta(seconds=10), side="relay", help="for one request"
     )

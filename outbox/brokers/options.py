@@ -7,7 +7,7 @@ the URL, for the client library or, with webhooks, for the receiver.
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -121,20 +121,14 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-class Described(NamedTuple):
-    """One row of a table of options.
+class Option(NamedTuple):
+    """A declared option.
 
     Attributes:
-        default: the default as shown, in Markdown; empty if there is none.
+        default: the default as shown, in Markdown; None: as it is written.
+        help: its purpose, in Markdown.
     """
 
-    name: str
-    side: Side
-    default: str
-    help: str
-
-
-class _Option(NamedTuple):
     form: Form
     side: Side
     default: str | None
@@ -159,9 +153,18 @@ def option(
         shown: the default as the table shows it, if that differs from how it is
             written.
     """
-    return field(
-        default=default, metadata={_METADATA: _Option(form, side, shown, help)}
-    )
+    return field(default=default, metadata={_METADATA: Option(form, side, shown, help)})
+
+
+FILE: Final = Form.text("the name of a file")
+
+
+def payload_limit(
+    default: int | None = None, *, shown: str | None = None, more: str = ""
+) -> Any:
+    """Declare the largest payload that a relay publishes."""
+    help = f"a larger payload becomes a dead letter{more}"
+    return option(Form.number(), default, side="relay", help=help, shown=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +203,7 @@ class BrokerOptions:
                 message names the option and contains no password.
         """
         start, _, query = url.partition("?")
-        declared = dict(_declared(cls))
+        known = dict(declared(cls))
         values: dict[str, Any] = {}
         rest = []
         for part in filter(None, query.split("&")):
@@ -214,7 +217,7 @@ class BrokerOptions:
                 )
             if name in cls.refused:
                 raise ConfigError(f"broker URL option {name}: {cls.refused[name]}")
-            if name not in declared:
+            if name not in known:
                 if cls.closed and name not in cls.client_names():
                     raise cls.unknown(url, name)
                 rest.append(part)
@@ -222,7 +225,7 @@ class BrokerOptions:
                 raise ConfigError(f"broker URL option {name}: given twice")
             else:
                 shown = "…" if "@" in query else shorten(without_secrets(unquote(text)))
-                values[name] = _read(declared[name].form, unquote(text), name, shown)
+                values[name] = _read(known[name].form, unquote(text), name, shown)
         return "?".join([start, "&".join(rest)] if rest else [start]), cls(**values)
 
     @classmethod
@@ -262,7 +265,7 @@ class BrokerOptions:
     @classmethod
     def unknown(cls, url: str, name: str) -> ConfigError:
         """Return the error about an unknown option."""
-        names = [*(name for name, _ in _declared(cls)), *cls.client]
+        names = [*(name for name, _ in declared(cls)), *cls.client]
         known = f"the options are {', '.join(names)}" if names else "it has no options"
         known += "" if cls.closed else ", and those of the client library"
         return ConfigError(
@@ -277,34 +280,11 @@ class BrokerOptions:
             names: the only ones to return.
         """
         return "&".join(
-            f"{name}={quote(declared.form.write(getattr(self, name)), safe=',:/')}"
-            for name, declared in _declared(type(self))
-            if getattr(self, name) != _default(type(self), name)
+            f"{name}={quote(it.form.write(getattr(self, name)), safe=',:/')}"
+            for name, it in declared(type(self))
+            if getattr(self, name) != getattr(type(self), name)
             and (names is None or name in names)
         )
-
-    @classmethod
-    def table(cls) -> Sequence[Described]:
-        """Return a row for each option, without those of the client library."""
-        return [
-            Described(name, declared.side, _shown(cls, name, declared), declared.help)
-            for name, declared in _declared(cls)
-        ]
-
-    @classmethod
-    def markdown(cls) -> str:
-        """Return the table of options in Markdown, for the documentation."""
-        lines = ["| option | side | default | |", "|---|---|---|---|"]
-        lines += [
-            f"| `{row.name}` | {row.side} | {row.default} | {row.help} |".replace(
-                "|  |", "| |"
-            )
-            for row in cls.table()
-        ]
-        if cls.client:
-            names = ", ".join(f"`{name}`" for name in cls.client)
-            lines += ["", f"Of the client library: {names}."]
-        return "\n".join(lines) + "\n"
 
 
 def options_of(broker: str) -> type[BrokerOptions]:
@@ -362,24 +342,9 @@ def _host(address: str, default_port: int | None) -> str:
     return host if parts.port in {None, default_port} else f"{host}:{parts.port}"
 
 
-def _declared(options: type[BrokerOptions]) -> Iterator[tuple[str, _Option]]:
+def declared(options: type[BrokerOptions]) -> Iterator[tuple[str, Option]]:
+    """Yield the options that a broker declares, by name."""
     return ((f.name, f.metadata[_METADATA]) for f in fields(options))
-
-
-def _default(options: type[BrokerOptions], name: str) -> Any:
-    return getattr(options, name)
-
-
-def _shown(options: type[BrokerOptions], name: str, declared: _Option) -> str:
-    if declared.default is not None:
-        return declared.default
-    default = _default(options, name)
-    if default is None:
-        return ""
-    if type(default) is int:
-        mebibytes, rest = divmod(default, 1024 * 1024)
-        return f"{mebibytes} MiB" if mebibytes and not rest else f"{default:,}"
-    return f"`{declared.form.write(default)}`"
 
 
 def _read(form: Form, text: str, name: str, shown: str) -> Any:

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
 
 DIRECT: Final = "direct"
 """The identity of the broker of readers whose messages consumers read themselves."""
@@ -27,14 +27,11 @@ class PostgresOptions(BrokerOptions):
         help="`keep`: a message without a subscriber is nacked and stays visible in "
         "the outbox; `drop`: it counts as published",
     )
-    max_payload_bytes: int = option(
-        Form.number(),
+    max_payload_bytes: int = payload_limit(
         # PostgreSQL accepts values of almost 1 GiB, but a dump doubles their size, and
         # a batch with such a payload takes longer than a publish is allowed to.
         128 * 1024 * 1024,
-        side="relay",
-        help="a larger payload becomes a dead letter; PostgreSQL itself takes no "
-        "value of 1 GiB",
+        more="; PostgreSQL itself takes no value of 1 GiB",
     )
     lease: timedelta = option(
         Form.duration(),

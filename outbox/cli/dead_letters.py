@@ -276,7 +276,7 @@ def retry(
                         max_per_second=rate,
                         on_outcome=lambda _: show_progress(next(done)),
                     )
-                    counts.update(asdict(retried))
+                    counts.update(retried)
         return counts
 
     counts = run_coroutine(retry_chosen())

@@ -26,7 +26,7 @@ from outbox.cli.supervisor import run_coroutine
 from outbox.dev.extensions import find_extensions
 from outbox.dev.parts import PILLARBOX, Part, Parts, say
 from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server, erase
+from outbox.dev.server import Server, choose_server
 from outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
 from outbox.postgres.connection import conninfo
 from outbox.testing.lifetime import free_port
@@ -92,7 +92,7 @@ def dev(
     project = Project(Path.cwd())
     with project.locked():
         if reset:
-            erase(project)
+            project.erase()
         server = None
         if database is None:
             server = choose_server(project)
@@ -124,7 +124,12 @@ async def _run(
         async with Parts(environment) as parts:
             started = []
             if server is not None:
-                started.append(await _start_server(parts, project, server))
+                say("dev", f"starting {server.name}")
+                postgres = await parts.start(
+                    "postgres", *server.command(), stop=signal.SIGINT, **server.process
+                )
+                await _wait_for(postgres, url)
+                started.append(postgres)
             await _migrate(parts, url)
             is_own = server is not None
             started += await _start(
@@ -135,15 +140,6 @@ async def _run(
             )
             raise _ended(next(part for part in started if part.ended.done()))
     say("dev", "stopped")
-
-
-async def _start_server(parts: Parts, project: Project, server: Server) -> Part:
-    say("dev", f"starting {server.name}")
-    started = await parts.start(
-        "postgres", *server.command(), stop=signal.SIGINT, **server.process
-    )
-    await _wait_for(started, project.url)
-    return started
 
 
 async def _migrate(parts: Parts, url: str) -> None:

@@ -4,17 +4,18 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from outbox.duration import write_duration
 from outbox.logs.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.tree import Tree
 
     from outbox.administration.check import Finding
 
@@ -41,30 +42,21 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         column.no_wrap = not sys.stdout.isatty()
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    _draw(table)
+    draw(table)
 
 
-class Branch(NamedTuple):
-    """A line of a tree, with the lines below it."""
-
-    text: str
-    below: Sequence["Branch"] = ()
-
-
-def write_tree(tree: Branch) -> None:
-    """Print a tree, each branch on its line. Unprintable characters are escaped."""
+def branch(text: str, below: Iterable["Tree"] = ()) -> "Tree":
+    """Return a line of a tree for `draw`; unprintable characters are escaped."""
     from rich.text import Text
     from rich.tree import Tree
 
-    def grown(branch: Branch) -> Tree:
-        made = Tree(Text(printable(branch.text)))
-        made.children += map(grown, branch.below)
-        return made
-
-    _draw(grown(tree))
+    made = Tree(Text(printable(text)))
+    made.children += below
+    return made
 
 
-def _draw(renderable: "RenderableType") -> None:
+def draw(renderable: "RenderableType") -> None:
+    """Print what Rich renders: on a terminal to fit, else in full, without colours."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,7 +17,7 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import Branch, write_json, write_line, write_table, write_tree
+from outbox.cli.output import branch, draw, write_json, write_line, write_table
 from outbox.duration import brief_duration
 from outbox.errors import ConfigError, shorten
 from outbox.logs.printable import count
@@ -34,6 +34,9 @@ from outbox.observability.message_life import (
     read_trace,
     write_moment,
 )
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
 
 _STATUS: Final = {Found.FOUND: 0, Found.NOT_FOUND: 1, Found.NOT_KNOWABLE: 4}
 _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
@@ -146,7 +149,7 @@ def _write_trace(found: Trace) -> None:
                     write_line(f"{it.name} on {it.host}: {running}")
             if found.causes or life.caused:
                 write_line("")
-                write_tree(_tree(found))
+                draw(_tree(found))
             if found.is_cut:
                 write_line("… more: --limit raises how many are read")
     _write_unknown(found.unknown)
@@ -219,17 +222,16 @@ def _handlings(life: Life) -> list[str]:
     return [f"{it.consumer}: {it.text}" for it in life.handlings]
 
 
-def _tree(found: Trace) -> Branch:
+def _tree(found: Trace) -> "Tree":
     """Return what led to the message, and what it caused."""
-    tree = _grown(found.life)
-    tree = tree._replace(text=f"{tree.text}  ◀ this one")
+    tree = _grown(found.life, "  ◀ this one")
     for life in reversed(found.causes):
-        tree = Branch(_line(life), [tree])
+        tree = branch(_line(life), [tree])
     return tree
 
 
-def _grown(life: Life) -> Branch:
-    return Branch(_line(life), [_grown(it) for it in life.caused])
+def _grown(life: Life, mark: str = "") -> "Tree":
+    return branch(_line(life) + mark, map(_grown, life.caused))
 
 
 def _line(life: Life) -> str:

@@ -33,11 +33,8 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         InvalidMessageError: a field is missing or invalid.
     """
     if PAYLOAD not in fields:
-        raise InvalidMessageError(
-            "payload",
-            None,
-            f"is missing: there is no field {PAYLOAD.decode()}",
-            "fix the producer",
+        raise InvalidMessageError.received(
+            "payload", None, f"is missing: there is no field {PAYLOAD.decode()}"
         )
     texts = (
         (_decoded("headers", name), value)
@@ -71,6 +68,4 @@ def _decoded(field: str, text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:
-        raise InvalidMessageError(
-            field, text, "isn't UTF-8", "fix the producer"
-        ) from None
+        raise InvalidMessageError.received(field, text, "isn't UTF-8") from None

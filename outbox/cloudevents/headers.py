@@ -67,8 +67,8 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
     own = {f"{prefix}{name}" for name in _ATTRIBUTES} | {CONTENT_TYPE}
     version = headers.get(f"{prefix}schemaversion", "1")
     if _VERSION.fullmatch(version) is None:
-        raise InvalidMessageError(
-            "schemaversion", version, "isn't a whole number from 1", "fix the producer"
+        raise InvalidMessageError.received(
+            "schemaversion", version, "isn't a whole number from 1"
         )
     message = Message(
         _required(headers, prefix, "type"),
@@ -87,11 +87,8 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
 def _required(headers: Mapping[str, str], prefix: str, name: str) -> str:
     value = headers.get(f"{prefix}{name}")
     if not value:
-        raise InvalidMessageError(
-            name,
-            value,
-            f"is missing: there is no header {prefix}{name}",
-            "fix the producer",
+        raise InvalidMessageError.received(
+            name, value, f"is missing: there is no header {prefix}{name}"
         )
     return value
 
@@ -105,6 +102,4 @@ def read_id(value: str) -> UUID:
     try:
         return UUID(value)
     except ValueError:
-        raise InvalidMessageError(
-            "id", value, "isn't a UUID", "fix the producer"
-        ) from None
+        raise InvalidMessageError.received("id", value, "isn't a UUID") from None

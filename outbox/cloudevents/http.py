@@ -93,6 +93,6 @@ def _decoded(value: str) -> str:
     try:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidMessageError(
-            "headers", value, "isn't percent-encoded UTF-8", "fix the producer"
+        raise InvalidMessageError.received(
+            "headers", value, "isn't percent-encoded UTF-8"
         ) from None

@@ -23,8 +23,8 @@ def read_json_headers(value: str | None) -> dict[str, str]:
         or not all(isinstance(v, str) for v in own.values())
         or not are_text((*own, *own.values()))
     ):
-        raise InvalidMessageError(
-            "headers", value, "isn't a JSON object of strings", "fix the producer"
+        raise InvalidMessageError.received(
+            "headers", value, "isn't a JSON object of strings"
         )
     return own
 

@@ -43,20 +43,6 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryCounts:
-    """The number of retries by outcome."""
-
-    succeeded: int = 0
-    failed: int = 0
-    skipped: int = 0
-
-    @property
-    def total(self) -> int:
-        """The number of all retries."""
-        return self.succeeded + self.failed + self.skipped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a retry failed, as it is stored and reported.
 
@@ -140,13 +126,16 @@ async def retry_all(
     *,
     max_per_second: float | None = None,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
-) -> RetryCounts:
+) -> Counter[str]:
     """Retry dead letters in this order, at most `max_per_second`.
+
+    Returns:
+        The number of each outcome.
 
     Raises:
         BrokerUnavailableError, DatabaseUnavailableError: the rest is unchanged.
     """
-    counts: Counter[str] = Counter()
+    counts = Counter({outcome.value: 0 for outcome in Outcome})
     earliest = time.monotonic()
     for candidate in candidates:
         if max_per_second is not None:
@@ -158,4 +147,4 @@ async def retry_all(
         outcome = await retrier.retry(candidate)
         counts[outcome.value] += 1
         on_outcome(outcome)
-    return RetryCounts(**counts)
+    return counts

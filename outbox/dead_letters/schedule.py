@@ -7,6 +7,7 @@ due for other replicas.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from datetime import timedelta
 from typing import Final
 
 from outbox.dead_letters.events import RetryRunEnded, RetryRunFailed
-from outbox.dead_letters.retry import Candidate, Retrier, RetryCounts, retry_all
+from outbox.dead_letters.retry import Candidate, Retrier, retry_all
 from outbox.dead_letters.statement import Schema, Statement
 from outbox.errors import one_line
 from outbox.events import Event
@@ -90,8 +91,8 @@ class Scheduler:
                     RetryRunFailed(schema=self._schema, reason=one_line(error))
                 )
 
-    async def run_due(self) -> RetryCounts:
-        """Retry what is due, and what no other replica is retrying.
+    async def run_due(self) -> Counter[str]:
+        """Retry what is due, and what no other replica is retrying; count the outcomes.
 
         Raises:
             BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
@@ -110,9 +111,7 @@ class Scheduler:
         self._notify(
             RetryRunEnded(
                 schema=self._schema,
-                succeeded=tally.succeeded,
-                failed=tally.failed,
-                skipped=tally.skipped,
+                **tally,
                 seconds=time.monotonic() - started,
             )
         )

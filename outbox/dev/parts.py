@@ -8,7 +8,6 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from outbox.errors import OutboxError
@@ -139,12 +138,7 @@ class Parts:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         """Stop every process."""
         await asyncio.gather(*(part.stop(how) for part, how in self._running[1:]))
         for part, how in self._running[:1]:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 from typing import Any
-from uuid import UUID, uuid4
 
 import psycopg
 
@@ -15,16 +14,11 @@ from outbox.postgres.sql_files import Log, load
 
 
 class Settlements:
-    """The settlements of a reader.
-
-    Attributes:
-        owner: the process that settles.
-    """
+    """The settlements of a reader."""
 
     def __init__(self, reader: str, log: Log) -> None:
         self._reader = reader
         self._log: Log = log
-        self.owner: UUID = uuid4()
 
     async def store(
         self, connection: Connection, advances: Iterable[Advance[Any]]
@@ -42,7 +36,6 @@ class Settlements:
             load("outbox.log", "store_positions", log=self._log),
             {
                 "reader": self._reader,
-                "owner": self.owner,
                 "starts": [row.day.starts_at for _, row in rows],
                 "ends": [row.day.ends_at for _, row in rows],
                 "lanes": [advance.lane.number for advance, _ in rows],

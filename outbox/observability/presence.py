@@ -26,7 +26,6 @@ INTERVAL: Final = 10.0
 _REPORT: Final = 5.0
 _LOOK: Final = 1.0
 _LAST_WAIT: Final = 2.0
-_MAX_REASON: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +103,6 @@ class Presence:
         if self._write is None:
             return
         values = {**asdict(measured), **self._values, "ends": ends}
-        for name in ("reason", "running_handler"):
-            values[name] = values[name] and values[name][:_MAX_REASON]
         try:
             async with asyncio.timeout(_LAST_WAIT if ends else None):
                 await self._write(values)

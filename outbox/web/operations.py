@@ -41,13 +41,7 @@ from outbox.postgres.sql_files import load
 from outbox.web.database import RIGHTS
 from outbox.web.dead_letters import Groups, read_groups
 from outbox.web.frame import Frame, Section, base_of, frame_of
-from outbox.web.selection import (
-    MAX_LENGTH,
-    Selection,
-    check_choice,
-    check_text,
-    read_number,
-)
+from outbox.web.selection import MAX_LENGTH, Selection, check_choice, check_text
 from outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
@@ -228,12 +222,12 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         selection=selection,
         groups=groups,
-        plan=_seal(frame, kind, selection, groups.total),
+        plan=_seal(frame, kind, selection, str(groups.total)),
         max_reason=MAX_LENGTH,
     )
 
 
-def _seal(frame: Frame, kind: str, selection: Selection, expected: int) -> str:
+def _seal(frame: Frame, kind: str, selection: Selection, expected: str) -> str:
     """Return what proves that a dry run counted this, in any process of the page."""
     what = json.dumps([kind, selection.fields(), expected])
     key = str(frame.settings.database).encode()
@@ -256,13 +250,15 @@ async def ask(request: Request) -> Response:
         )
     check_text("why", reason)
     selection = Selection.of(form)
-    expected = read_number("expected", form.get("expected", ""))
+    expected = form.get("expected", "")
     plan = _seal(frame_of(request), kind, selection, expected)
     if not hmac.compare_digest(plan.encode(), form.get("plan", "").encode()):
         raise ConfigError(
             "plan: this isn't what a dry run counted; begin on the page of dead letters"
         )
-    await request.app.state.runner.start(kind, selection, reason, viewer.name, expected)
+    await request.app.state.runner.start(
+        kind, selection, reason, viewer.name, int(expected)
+    )
     return RedirectResponse(f"{base_of(request)}/operations", 303)
 
 

@@ -15,7 +15,6 @@ SIDES: Final[tuple[Schema, ...]] = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")
 
 MAX_LENGTH: Final = 2048
-_MAX_DIGITS: Final = 18
 
 
 def check_text(name: str, text: str) -> None:
@@ -25,17 +24,6 @@ def check_text(name: str, text: str) -> None:
             f"{name} {shorten(text)}: use at most {MAX_LENGTH} characters, without "
             "NUL characters"
         )
-
-
-def read_number(name: str, text: str) -> int:
-    """Read a number; a field that is left out is 0.
-
-    Raises:
-        ConfigError: it isn't one, or no column can hold it.
-    """
-    if text and not (text.isdecimal() and text.isascii() and len(text) <= _MAX_DIGITS):
-        raise ConfigError(f"{name} {shorten(text)}: write a number, without a sign")
-    return int(text or 0)
 
 
 def check_choice(name: str, text: str, choices: Sequence[str]) -> None:

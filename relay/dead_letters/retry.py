@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 
@@ -39,29 +39,46 @@ class PublishingRetrier:
     An ack makes a dead letter SUCCEEDED; a nack counts as a failed retry, unless the
     broker requested a delay. Unlike in the relay, a transaction stays open while this
     waits for the broker, so that a dead letter isn't retried twice at once. A dead
-    letter is published after the messages of its key published in the meantime.
+    letter is published after the messages of its key published in the meantime. For one
+    task.
+
+    Args:
+        url: the database's URL.
+        make_publisher: creates the publisher, which is entered at the first retry.
+        broker: where it publishes; see `Relay`. It must be the broker of the reader
+            that gave a dead letter up.
+        config: the relay's settings; its codec and publish timeout apply.
+        schedule: determines when a failed dead letter is retried.
     """
 
     def __init__(
         self,
         url: str,
         make_publisher: Callable[[], Publisher],
-        config: RelayConfig,
-        schedule: RetrySchedule,
-        notify: Callable[[Event], None],
-        stack: AsyncExitStack,
+        *,
         broker: str | None = None,
+        config: RelayConfig | None = None,
+        schedule: RetrySchedule | None = None,
+        notify: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.origin: Final = None
         self._url = url
         self._make_publisher = make_publisher
         self._broker = broker
-        self._config = config
-        self._schedule = schedule
+        self._config = config or RelayConfig()
+        self._schedule = schedule or RetrySchedule()
         self._notify = notify
-        self._stack = stack
+        self._exit = AsyncExitStack()
         self._connection: Connection | None = None
         self._publisher: Publisher | None = None
+
+    async def __aenter__(self) -> Self:
+        """Return it: it connects when there is something to publish."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        await self._exit.aclose()
 
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
@@ -91,7 +108,8 @@ class PublishingRetrier:
                 await _run(connection, Statement.MARK_SUCCEEDED, found)
             else:
                 failure = Failure(
-                    reason=storable(nacked.reason), delay=nacked.retry_after
+                    reason=storable(nacked.reason)[:MAX_REASON],
+                    delay=nacked.retry_after,
                 )
                 values = failure.parameters(letter, self._schedule.delay)
                 await _run(connection, Statement.MARK_PENDING, values)
@@ -120,7 +138,7 @@ class PublishingRetrier:
         # Connect only when there is something to publish; usually nothing is due.
         if self._publisher is None:
             await refuse_pooler_async(self._url)
-            self._publisher = await self._stack.enter_async_context(
+            self._publisher = await self._exit.enter_async_context(
                 self._make_publisher()
             )
         return self._publisher
@@ -129,16 +147,13 @@ class PublishingRetrier:
     async def _database(self) -> AsyncIterator[Connection]:
         try:
             if self._connection is None:
-                self._connection = await self._stack.enter_async_context(
+                self._connection = await self._exit.enter_async_context(
                     await connect(
                         self._url,
                         application_name=_APPLICATION,
                         # The transaction waits for the broker, which the publish
                         # timeout limits.
-                        settings={
-                            "idle_in_transaction_session_timeout": "0",
-                            "row_security": "off",
-                        },
+                        settings={"idle_in_transaction_session_timeout": "0"},
                     )
                 )
             yield self._connection
@@ -151,38 +166,6 @@ class PublishingRetrier:
             raise DatabaseUnavailableError(
                 f"the dead letters can't be read or written: {message_of(error)}"
             ) from error
-
-
-@asynccontextmanager
-async def publishing_retrier(
-    url: str,
-    make_publisher: Callable[[], Publisher],
-    *,
-    broker: str | None = None,
-    config: RelayConfig | None = None,
-    schedule: RetrySchedule | None = None,
-    notify: Callable[[Event], None] = lambda _: None,
-) -> AsyncIterator[PublishingRetrier]:
-    """Open a retrier for the dead letters of the outbox, for one task.
-
-    Args:
-        url: the database's URL.
-        make_publisher: creates the publisher, which is entered at the first retry.
-        broker: where it publishes; see `Relay`. It must be the broker of the reader
-            that gave a dead letter up.
-        config: the relay's settings; its codec and publish timeout apply.
-        schedule: determines when a failed dead letter is retried.
-    """
-    async with AsyncExitStack() as stack:
-        yield PublishingRetrier(
-            url,
-            make_publisher,
-            config or RelayConfig(),
-            schedule or RetrySchedule(),
-            notify,
-            stack,
-            broker,
-        )
 
 
 async def _run(

@@ -10,7 +10,7 @@ from outbox.events import Observer
 from outbox.payload.payload_codec import load_codec
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.renewed_publisher import publisher_of
 
 
@@ -28,7 +28,7 @@ def _open_retrier(
     options: RetryOptions, notify: Observer
 ) -> AbstractAsyncContextManager[Retrier]:
     assert options.broker is not None
-    return publishing_retrier(
+    return PublishingRetrier(
         options.database,
         # A separate publisher: the relay's may be publishing a message of the same key.
         partial(publisher_of, options.broker),

@@ -132,10 +132,16 @@ class PostgresPublisher:
             raise BrokerUnavailableError(
                 "broker postgres: the publisher is not open; use `async with`"
             )
-        sound = [message for message in batch if self._too_large(message) is None]
+        limit = self._max_payload_bytes
+        too_large = [nack_too_large(message.payload, limit) for message in batch]
+        sound = [it for it, nack in zip(batch, too_large, strict=True) if nack is None]
         try:
             unsubscribed = await self._insert(sound) if sound else set()
-        except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
+        except (
+            psycopg.DataError,
+            psycopg.errors.CheckViolation,
+            psycopg.errors.ProgramLimitExceeded,
+        ) as error:
             if len(batch) > 1:
                 # The other messages must not be charged for a value that can't be
                 # stored.
@@ -147,17 +153,14 @@ class PostgresPublisher:
             # A missing table or privilege affects every message.
             raise self._away(error) from error
         return [
-            self._too_large(message) or self._confirmation(message, unsubscribed)
-            for message in batch
+            nack or self._confirmation(message, unsubscribed)
+            for message, nack in zip(batch, too_large, strict=True)
         ]
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"{self._name}: {message_of(error)}; {remedy_of(error)}"
         )
-
-    def _too_large(self, message: Message) -> Nacked | None:
-        return nack_too_large(message.payload, self._max_payload_bytes)
 
     def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
         if message.topic not in unsubscribed or self._drop_unsubscribed:
@@ -185,8 +188,9 @@ class PostgresPublisher:
             ) as error:
                 raise self._away(error) from error
             except psycopg.errors.CheckViolation as error:
-                # Today's partition is missing: the values themselves satisfy every
-                # CHECK.
+                if error.diag.constraint_name is not None:
+                    raise
+                # Today's partition is missing.
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}; run pillarbox maintain for it"
                 ) from error

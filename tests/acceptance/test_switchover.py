@@ -159,7 +159,7 @@ async def test_handlers_run_on_the_new_primary(
         terms,
         driver=driver,
         retry=NEVER,
-        max_idle=timedelta(seconds=1),
+        max_idle=timedelta(seconds=5),
     ) as events:
         source.add(*numbered(10, keys=10))
         await events.wait_for(MessageHandled, 10)

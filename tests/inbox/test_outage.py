@@ -84,7 +84,7 @@ async def test_an_idle_consumer_notices_that_its_database_is_unavailable(
     fault: str,
 ) -> None:
     monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
-    monkeypatch.setattr("inbox.handlers.attempt.ANSWER_LIMIT", 1.0)
+    monkeypatch.setattr("inbox.handlers.attempt.ANSWER_LIMIT", 4.0)
     between, url = proxy(database_url)
     handler = do_nothing_plainly if is_plain(driver) else do_nothing
     health = Health(ConsumerStarted)

@@ -648,7 +648,7 @@ async def test_a_retry_fails_if_the_handler_breaks_its_transaction(
             consumer = consumer_of(sessions, message)
             consumer.handles("*")(handler_of(driver, way.do))
             tally = await retry(consumer.retrier())
-            assert (name, tally.failed, tally.succeeded) == (name, 1, 0)
+            assert (name, tally["failed"], tally["succeeded"]) == (name, 1, 0)
             ((reason, _),) = dead_letters(url)
             assert reason.startswith(way.raises.__name__)
     assert (effects(url), receipts(url)) == ([], 0)

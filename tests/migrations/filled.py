@@ -21,10 +21,10 @@ _ROWS: Final = (
     " '{\"h\": \"ü\"}', priority => 'bulk') FROM generate_series(1, 3) n",
     "SELECT outbox.add('orders', '\\x00ff'::bytea, available_at => now() + '1 day')",
     "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, owner, snapshot)"
+    " reader, snapshot)"
     " SELECT date_trunc('day', now(), 'UTC'), now() + '1 day',"
     " coalesce((SELECT max(number) FROM outbox.position), 0) + 1, max(seq), count(*),"
-    " lane, 'main', gen_random_uuid(), pg_current_snapshot()"
+    " lane, 'main', pg_current_snapshot()"
     " FROM outbox.message WHERE key IS NOT NULL GROUP BY lane",
     "INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)"
     " SELECT created_at, available_at, seq, id, lane, 'scheduled'"
@@ -49,8 +49,8 @@ _ROWS: Final = (
     "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer, key)"
     " SELECT created_at, seq, lane, 'blocked', 'billing', 'a' FROM inbox.message",
     "INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, owner, snapshot) SELECT created_at, now(), 1, seq, 1, lane, 'billing',"
-    " gen_random_uuid(), pg_current_snapshot() FROM inbox.message"
+    " reader, snapshot) SELECT created_at, now(), 1, seq, 1, lane, 'billing',"
+    " pg_current_snapshot() FROM inbox.message"
     " ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
     " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",

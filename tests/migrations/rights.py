@@ -12,9 +12,9 @@ DELIVER = """
 """
 ACK = """
     INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                reader, owner, snapshot)
+                                reader, snapshot)
     VALUES (date_trunc('day', now(), 'UTC'), now() + interval '1 day', 1, 1, 1, 0,
-            'billing', gen_random_uuid(), pg_current_snapshot())
+            'billing', pg_current_snapshot())
     ON CONFLICT DO NOTHING
 """
 REDELIVER = """
@@ -50,9 +50,9 @@ SUSPECT = """
 
 SETTLE = """
     INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                 reader, owner, snapshot)
+                                 reader, snapshot)
     VALUES (date_trunc('day', now(), 'UTC'), now(), 1, 1, 1, 0, 'main',
-            gen_random_uuid(), '1:1:')
+            '1:1:')
 """
 DEFER = """
     INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)

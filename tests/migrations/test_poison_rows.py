@@ -16,18 +16,64 @@ from tests.fixtures.sessions import execute
 
 POSITION = (
     "INSERT INTO {schema}.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, owner, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
-    " 0, 16, 'main', gen_random_uuid(), '{snapshot}', '{next_xid}'"
+    " reader, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
+    " 0, 16, 'main', '{snapshot}', '{next_xid}'"
     " FROM outbox.partitions('{schema}.message') WHERE ends_at > now() LIMIT 1"
 )
-USUAL = {"number": 1, "up_to": 1, "snapshot": "1:1:", "next_xid": 3}
+LAST = "floor(extract(epoch FROM clock_timestamp()) * 1000000) - 1"
+USUAL: dict[str, object] = {"number": 1, "up_to": 1, "snapshot": "1:1:", "next_xid": 3}
 LARGEST = 2**63 - 1
 DEFERRAL = (
     "INSERT INTO outbox.deferral (created_at, id, due_at, cause, lane, {column})"
     " VALUES (now(), gen_random_uuid(), now(), 'refused', 1, {value})"
 )
+LONG = "repeat('x', 30000000)"
+
+
+def row(table: str, usual: str, **values: str) -> str:
+    """Return the INSERT of one row: `usual` columns, of which `values` replace some."""
+    columns = dict(pair.split("=") for pair in usual.split(", ")) | values
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES"
+        f" ({', '.join(columns.values())})"
+    )
+
+
+DEAD_LETTER = (
+    "origin='o', message_id='m', topic='t', attempts=1, schema_version=1,"
+    " content_type='t', headers='{}', payload='', error_reason='no'"
+)
+TEXTS = (
+    *("origin", "message_id", "topic", "key", "tenant", "content_type"),
+    *("error_reason", "error_stacktrace"),
+)
+MESSAGE = (
+    "message_id=outbox.uuid7(), lane=1, schema_version=1, topic='t', content_type='t',"
+    " headers='{}', payload=''"
+)
+JOB = (
+    "message_id='01981f2e-0000-7000-8000-000000000000',"
+    " message_at=inbox.moment_of('01981f2e-0000-7000-8000-000000000000'), consumer='c'"
+)
 POISON = {
     "relay": [
+        POSITION.format(schema="outbox", **USUAL)
+        .replace("(created_at", "(settled_at, created_at")
+        .replace("starts_at", "'9999-01-01', starts_at", 1),
+        POSITION.format(schema="outbox", **{**USUAL, "number": 2**62}),
+        *(row("outbox.dead_letter", DEAD_LETTER, **{text: LONG}) for text in TEXTS),
+        *(
+            row("inbox.message", MESSAGE, **{name: value})
+            for name, value in {
+                "topic": LONG,
+                "key": LONG,
+                "tenant": LONG,
+                "content_type": LONG,
+                "headers": f"jsonb_build_object('h', {LONG})",
+                "payload": "repeat('x', 70000000)::bytea",
+            }.items()
+        ),
+        DEFERRAL.format(column="seq, key", value=f"1, {LONG}"),
         *(
             POSITION.format(schema="outbox", **{**USUAL, **change})
             for change in (
@@ -52,6 +98,18 @@ POISON = {
         f" VALUES ('main', 't', '1:{2**63 + 3}:', 1)",
     ],
     "consumer": [
+        POSITION.format(schema="inbox", **USUAL)
+        .replace("(created_at", "(settled_at, created_at")
+        .replace("starts_at", "'9999-01-01', starts_at", 1),
+        *(row("inbox.dead_letter", DEAD_LETTER, **{text: LONG}) for text in TEXTS),
+        *(
+            row("inbox.job", JOB, **{text: LONG})
+            for text in ("topic", "key", "tenant", "worker", "reason")
+        ),
+        *(
+            row("inbox.suspect", f"{JOB}, starts=1", **{text: LONG})
+            for text in ("error_reason", "error_stacktrace")
+        ),
         POSITION.format(schema="inbox", **{**USUAL, "number": LARGEST}),
         POSITION.format(schema="inbox", **{**USUAL, "up_to": LARGEST}),
         "INSERT INTO inbox.deferral (created_at, seq, due_at, cause, lane, consumer)"
@@ -107,7 +165,7 @@ async def test_a_position_beyond_the_sequence_stops_nobody(
     publisher = ScriptedPublisher()
     insert(database_url, Message("before", b"", key="k"))
     with role_of(database_url, "relay") as connection:
-        values = {**USUAL, "number": up_to - 1000, "up_to": up_to}
+        values = {**USUAL, "number": LAST, "up_to": up_to}
         connection.execute(POSITION.format(schema="outbox", **values))
     migrate_for_a_week(database_url)
     async with running(database_url, publisher):

@@ -405,8 +405,6 @@ class WaitingModel:
             done = self.accept(state, batch.rows, answers)
             settlement = settle(batch, answers, _RETRY)
             after = _freeze(lane, frozen.scanned)
-            if name.startswith("the broker goes away"):
-                after = after._replace(needs_refresh=True)
             flight = _written(settlement)
             if settlement.advances:
                 done = done._replace(flight=flight)

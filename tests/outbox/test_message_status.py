@@ -155,8 +155,8 @@ def test_a_key_is_blocked_until_its_run_is_settled_and_no_late_entry_reopens_it(
 
 LATER = (
     "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, owner, snapshot, settled_at) SELECT created_at, ends_at, number + %s,"
-    " up_to, 0, lane, reader, owner, {}, settled_at + %s * interval '1 hour'"
+    " reader, snapshot, settled_at) SELECT created_at, ends_at, number + %s,"
+    " up_to, 0, lane, reader, {}, settled_at + %s * interval '1 hour'"
     " FROM outbox.position WHERE number = 1"
 )
 
@@ -222,8 +222,8 @@ def test_of_late_messages_only_those_of_the_late_part_are_settled(
     execute(
         database_url,
         "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages,"
-        " lane, reader, owner, snapshot, late_up_to, late_snapshot)"
-        " SELECT created_at, ends_at, 2, up_to, 1, lane, reader, owner, snapshot, 1,"
+        " lane, reader, snapshot, late_up_to, late_snapshot)"
+        " SELECT created_at, ends_at, 2, up_to, 1, lane, reader, snapshot, 1,"
         " pg_current_snapshot() FROM outbox.position",
     )
 

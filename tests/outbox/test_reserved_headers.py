@@ -3,18 +3,20 @@
 `add` and SQL refuse them; rows inserted by hand are dead-lettered.
 """
 
+from collections import Counter
+
 import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
 import pillarbox
 from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import RetryCounts, retry_all
+from outbox.dead_letters.retry import retry_all
 from outbox.errors import InvalidMessageError
 from outbox.lane import Priority, lane_of
 from outbox.limits import STORED_HEADERS, reserved_header
 from pillarbox import Message, insert_statement, uuid7
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
@@ -110,9 +112,9 @@ async def test_a_dead_letter_with_a_reserved_name_is_not_published_by_a_retry(
     give_up(database_url, Message("t", b"", headers={"ce-tenant": "forged"}))
     publisher = ScriptedPublisher()
 
-    async with publishing_retrier(database_url, lambda: publisher) as retrier:
+    async with PublishingRetrier(database_url, lambda: publisher) as retrier:
         found = await find(retrier, Criteria())
-        assert await retry_all(retrier, found) == RetryCounts(failed=1)
+        assert await retry_all(retrier, found) == Counter(failed=1)
 
     assert publisher.calls == []
     ((_, _, reason),) = states(database_url)

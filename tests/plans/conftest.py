@@ -39,9 +39,9 @@ FILL = """
 # Settled in batches of 500 messages; one in ten was deferred, of which 1 % was refused.
 SETTLE = """
     INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                 reader, owner, snapshot)
+                                 reader, snapshot)
     SELECT day, day + interval '24 hours', row_number() OVER (ORDER BY max(seq)),
-           max(seq), count(*), lane, 'main', gen_random_uuid(), pg_current_snapshot()
+           max(seq), count(*), lane, 'main', pg_current_snapshot()
       FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq
               FROM outbox.message) AS settled
      GROUP BY day, lane, seq / 500

@@ -38,9 +38,9 @@ ADD = """
 # As a relay does that claims three messages of each lane at a time.
 SETTLE = """
     INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                 reader, owner, snapshot)
+                                 reader, snapshot)
     SELECT day, day + interval '24 hours', min(number), max(seq), count(*), lane,
-           'main', gen_random_uuid(), pg_current_snapshot()
+           'main', pg_current_snapshot()
       FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq, topic,
                    row_number() OVER (PARTITION BY lane ORDER BY seq) AS number
               FROM outbox.message) AS settled

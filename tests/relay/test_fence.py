@@ -50,9 +50,8 @@ REPLACE = """
 """As after a failover without the end of the log: others have their numbers and ids."""
 OVERTAKE = """
     INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                 reader, owner, snapshot)
-    SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, gen_random_uuid(),
-           snapshot
+                                 reader, snapshot)
+    SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, snapshot
       FROM outbox.position WHERE messages > 0
 """
 LOST = """

@@ -9,7 +9,7 @@ import pytest
 from outbox.errors import DatabaseUnavailableError
 from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.events import DatabaseLost, LeaseLost, LeaseTaken
 from relay.settle import WRITES
 from tests.fixtures.dead_letters import give_up, retry
@@ -151,5 +151,5 @@ async def test_a_dead_letter_is_not_published_again_while_that_cannot_be_recorde
     of_role(url, "on")
     publisher = ScriptedPublisher()
     with pytest.raises(DatabaseUnavailableError, match="read-only transaction"):
-        await retry(publishing_retrier(mary, lambda: publisher))
+        await retry(PublishingRetrier(mary, lambda: publisher))
     assert publisher.calls == []

@@ -14,7 +14,7 @@ from outbox.lane import LANES
 from outbox.observability.health import Health
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.events import (
     BrokerDiffers,
     BrokerMatches,
@@ -152,7 +152,7 @@ async def test_dead_letters_are_not_retried_at_another_broker(
     give_up(database_url, Message("orders", b""), schema="outbox")
     theirs = At("redis://b/0")
 
-    async with publishing_retrier(database_url, lambda: theirs) as retrier:
+    async with PublishingRetrier(database_url, lambda: theirs) as retrier:
         (candidate,) = await find(retrier, Criteria())
         with pytest.raises(ConfigError, match=r"redis://b/0.*redis://a/0"):
             await retrier.retry(candidate)

@@ -9,6 +9,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Record
 
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from inbox.source import Arrived
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
 
@@ -36,9 +37,8 @@ class Log:
     taken_over: TakenOver = field(default_factory=lambda: TakenOver(_MAX_SUSPECTS))
     _since: float = field(default_factory=time.time)
 
-    def history_of(self, record: Record) -> History:
+    def history_of(self, written_at: float | None) -> History:
         """Return whether the previous owner may have started to handle a record."""
-        written_at = written_at_of(record)
         is_new = written_at is not None and written_at > self._since
         return FIRST_DELIVERY if is_new else self.taken_over
 
@@ -49,20 +49,11 @@ def written_at_of(record: Record) -> float | None:
     return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A record that was received.
-
-    Attributes:
-        place: its position in the order of arrival.
-        history: whether the previous owner may have started to handle it.
-        attempts: how many attempts failed in this process.
-    """
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry(Arrived):
+    """A record that was received; `place` is its position in the order of arrival."""
 
     log: Log
     place: int
     key: str | None
     offset: int
-    record: Record
-    history: History
-    attempts: int = 0

@@ -9,8 +9,6 @@ releases it once all its deliveries are settled, or after `handover`.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any, Final, Self
@@ -138,18 +136,13 @@ class KafkaSource:
         until = time.monotonic() + self._poll
         while True:
             if entries := self._take(limit):
-                return [self._delivery(entry) for entry in entries]
+                return [EntryDelivery(self, entry, entry) for entry in entries]
             await self._check_reader()
             patience = until - time.monotonic()
             if patience <= 0:
                 return []
-            due = self._backlog.seconds_until_due()
             self._wakeup.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    patience if due is None else min(patience, due)
-                ):
-                    await self._wakeup.wait()
+            await self._backlog.wait_for(self._wakeup, patience)
 
     def acked(self, entry: Entry) -> None:
         """Settle an entry."""
@@ -159,18 +152,6 @@ class KafkaSource:
                 asyncio.get_running_loop().call_soon(self._store)
             self._moved.add(log)
         self._landed(log)
-
-    def _delivery(self, entry: Entry) -> Delivery:
-        message, problem = message_of(entry.record)
-        return EntryDelivery(
-            self,
-            entry,
-            message,
-            attempts=entry.attempts,
-            problem=problem,
-            history=entry.history,
-            published_at=written_at_of(entry.record),
-        )
 
     def handed_back(self, entry: Entry, delay: timedelta) -> bool:
         """Return False: only a rebalance brings an entry to another replica."""
@@ -182,8 +163,8 @@ class KafkaSource:
             if delay is None:
                 self._backlog.add(entry)
             else:
-                failed = replace(entry, attempts=entry.attempts + 1)
-                self._backlog.defer(failed, delay.total_seconds())
+                entry.attempts += 1
+                self._backlog.defer(entry, delay.total_seconds())
             self._count(1)
             self._wakeup.set()
         self._landed(entry.log)
@@ -210,8 +191,20 @@ class KafkaSource:
             log.offsets.add(offset)
             raw = record.key()
             key = None if raw is None else raw.decode(errors="surrogateescape")
-            place, history = next(self._place), log.history_of(record)
-            self._backlog.add(Entry(log, place, key, offset, record, history))
+            message, problem = message_of(record)
+            written_at = written_at_of(record)
+            self._backlog.add(
+                Entry(
+                    log=log,
+                    place=next(self._place),
+                    key=key,
+                    offset=offset,
+                    message=message,
+                    problem=problem,
+                    history=log.history_of(written_at),
+                    published_at=written_at,
+                )
+            )
             self._count(1)
         self._wakeup.set()
 

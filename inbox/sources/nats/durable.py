@@ -11,34 +11,28 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
+from inbox.source import Arrived
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import subject_problem
 from outbox.errors import ConfigError, shorten
-from outbox.message import Message
 
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404
 _MAX_SLUG: Final = 60
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
-    """A delivery as it was read; `problem` says why it isn't a valid message.
+@dataclass(eq=False, slots=True, kw_only=True)
+class Entry(Arrived):
+    """A delivery as it was read.
 
     Attributes:
         durable: the place of the durable that sent it.
         place: its sequence number in the stream.
-        stored_at: when the stream stored it, in seconds since 1970.
     """
 
     durable: str
     place: int
     reply: str
-    is_first: bool
-    message: Message
-    problem: str | None
-    stored_at: float
-    attempts: int = 0
 
     @property
     def key(self) -> str | None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
@@ -108,13 +109,13 @@ class Pulls:
                 "settled, and max_deliver prevents another delivery"
             )
         return Entry(
-            durable.place,
-            int(sequence),
-            got.reply,
-            delivered == "1",
-            message,
-            problem,
-            int(stored_at) / NANOSECONDS,
+            durable=durable.place,
+            place=int(sequence),
+            reply=got.reply,
+            message=message,
+            problem=problem,
+            history=FIRST_DELIVERY if delivered == "1" else REDELIVERED,
+            published_at=int(stored_at) / NANOSECONDS,
         )
 
     async def _end(self, got: Msg) -> None:

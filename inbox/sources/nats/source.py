@@ -19,7 +19,6 @@ from nats.errors import Error as NatsError
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
 from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back, nak
@@ -27,7 +26,6 @@ from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.gather import end
 from outbox.retry import jittered
 
 _DEFAULT: Final = {
@@ -91,7 +89,6 @@ class NatsSource:
         self._held: dict[tuple[str, int], Entry] = {}
         self._backlog: Backlog[Entry] = Backlog()
         self._outcomes: Outcomes[tuple[Entry, bytes]] = Outcomes(self._settle)
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Connect; create or update the durables.
@@ -103,33 +100,25 @@ class NatsSource:
         """
         self._entered = True
         await self._connected()
-        self._tasks = [
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._outcomes.run()),
-        ]
+        self._outcomes.start(self._beat())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write the acks, and return all other messages to the stream."""
-        _, writing = self._tasks
-        self._outcomes.close()
         try:
             with suppress(*_BROKEN):
                 async with asyncio.timeout(_LAST_WRITE):
-                    await self._leave(writing)
+                    await self._leave()
         finally:
             self._entered = False
             try:
-                await end(self._tasks)
+                await self._outcomes.finish(0)
             finally:
                 if self._pulls is not None:
                     await self._pulls.connection.drop("the source is closed")
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries, and delayed ones that are due."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
         await self._outcomes.check()
         try:
             pulls = await self._connected()
@@ -142,18 +131,7 @@ class NatsSource:
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
-        return [
-            EntryDelivery(
-                self,
-                entry,
-                entry.message,
-                attempts=entry.attempts,
-                problem=entry.problem,
-                history=FIRST_DELIVERY if entry.is_first else REDELIVERED,
-                published_at=entry.stored_at,
-            )
-            for entry in entries
-        ]
+        return [EntryDelivery(self, entry, entry) for entry in entries]
 
     def acked(self, entry: Entry) -> None:
         """Schedule the ack of an entry."""
@@ -177,10 +155,7 @@ class NatsSource:
         self._came.clear()
         poll = jittered(self._poll)
         await pulls.ask(limit, poll)
-        due = self._backlog.seconds_until_due()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(poll if due is None else min(poll, due)):
-                await self._came.wait()
+        await self._backlog.wait_for(self._came, poll)
         if pulls.is_overdue:
             await pulls.connection.drop("it doesn't answer")
         await self._drop_if_refused(pulls.connection)
@@ -198,12 +173,12 @@ class NatsSource:
                 self._backlog.add(entry)
         self._came.set()
 
-    async def _leave(self, writing: asyncio.Task[None]) -> None:
+    async def _leave(self) -> None:
         # A pull can't be cancelled, so wait for its messages.
         while self._pulls is not None and self._pulls.is_open:
             self._came.clear()
             await self._came.wait()
-        await asyncio.wait({writing})
+        await self._outcomes.finish(_LAST_WRITE)
         if self._pulls is None or self._pulls.connection.lost is not None:
             return
         delays = {id(entry): left for entry, left in self._backlog.waiting()}

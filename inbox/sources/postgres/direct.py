@@ -22,7 +22,7 @@ from inbox.poison.history import (
     TakenOver,
     Takeover,
 )
-from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from outbox.brokers.postgres import DIRECT, PostgresOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
 from outbox.events import Event
@@ -249,11 +249,12 @@ class DirectSource:
             EntryDelivery(
                 self,
                 handed.answer,
-                handed.message,
-                attempts=handed.attempts,
-                problem=None,
-                history=self._history_of(handed),
-                published_at=handed.created_at.timestamp(),
+                Arrived(
+                    message=handed.message,
+                    attempts=handed.attempts,
+                    history=self._history_of(handed),
+                    published_at=handed.created_at.timestamp(),
+                ),
             )
             for handed in taken
         ]

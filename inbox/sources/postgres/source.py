@@ -16,7 +16,7 @@ import psycopg
 
 from inbox.consuming.outcomes import Outcomes
 from inbox.consuming.rollout import warn_unhandled
-from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from inbox.sources.postgres.direct import DirectSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
@@ -320,11 +320,13 @@ class PostgresSource:
             EntryDelivery(
                 self,
                 row,
-                row.message,
-                attempts=row.attempts,
-                problem=row.problem,
-                history=self._queue.history_of(row),
-                published_at=row.created_at.timestamp(),
+                Arrived(
+                    message=row.message,
+                    attempts=row.attempts,
+                    problem=row.problem,
+                    history=self._queue.history_of(row),
+                    published_at=row.created_at.timestamp(),
+                ),
             )
             for row in rows
         ]

@@ -20,7 +20,7 @@ from pika import BasicProperties, spec
 
 from inbox.consuming.backlog import Backlog
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Delivery, EntryDelivery
+from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import AmqpConnection
@@ -32,7 +32,6 @@ from outbox.brokers.rabbitmq.connection import (
 from outbox.brokers.rabbitmq.message import from_delivery, published_at
 from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES, RabbitMQOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.message import Message
 
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
@@ -40,22 +39,15 @@ _MAX_ASIDE: Final = 10_000
 _ASIDE_PER_SECOND: Final = 2000
 
 
-@dataclass(eq=False, slots=True)
-class Received:
+@dataclass(eq=False, slots=True, kw_only=True)
+class Received(Arrived):
     """A message on the channel on which it arrived; `place` is its delivery tag there.
 
-    Attributes:
-        problem: why it isn't a valid message.
-        attempts: how often it failed here, on this channel or an earlier one.
+    `attempts` is how often it failed here, on this channel or an earlier one.
     """
 
     queue: Queue
     place: int
-    message: Message
-    problem: str | None
-    redelivered: bool
-    published_at: float | None
-    attempts: int
 
     @property
     def key(self) -> str | None:
@@ -171,15 +163,7 @@ class RabbitMQSource:
         except BROKEN as error:
             raise rabbitmq_unavailable(self._url, error) from error
         return [
-            EntryDelivery(
-                self,
-                received,
-                received.message,
-                attempts=received.attempts,
-                problem=received.problem,
-                history=REDELIVERED if received.redelivered else FIRST_DELIVERY,
-                published_at=received.published_at,
-            )
+            EntryDelivery(self, received, received)
             for received in self._backlog.take(limit)
             if not self._is_behind(received)
         ]
@@ -282,11 +266,11 @@ class RabbitMQSource:
             return
         attempts, due = self._failures.get(message.id, (0, 0.0))
         received = Received(
-            queue,
-            tag,
-            message,
-            problem,
-            redelivered=bool(method.redelivered),
+            queue=queue,
+            place=tag,
+            message=message,
+            problem=problem,
+            history=REDELIVERED if method.redelivered else FIRST_DELIVERY,
             published_at=published_at(properties),
             attempts=attempts,
         )
@@ -302,8 +286,5 @@ class RabbitMQSource:
             patience = deadline - time.monotonic()
             if patience <= 0:
                 return
-            due = self._backlog.seconds_until_due()
             self._arrived.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(patience, due or patience)):
-                    await self._arrived.wait()
+            await self._backlog.wait_for(self._arrived, patience)

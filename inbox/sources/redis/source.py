@@ -29,7 +29,7 @@ from outbox.brokers.redis.connection import (
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.gather import cancellable, end
+from outbox.gather import cancellable
 from outbox.retry import jittered
 
 _RECLAIM_INTERVAL: Final = 5.0
@@ -82,7 +82,6 @@ class RedisSource:
         self._reclaim_at = 0.0
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._settle)
         self._must_read = False
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.
@@ -104,21 +103,14 @@ class RedisSource:
             if isinstance(error, BROKEN):
                 raise redis_unavailable(self._url, error) from error
             raise
-        self._tasks = [
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._outcomes.run()),
-        ]
+        self._outcomes.start(self._beat())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write the acks, and return all other entries to the group."""
-        _, writing = self._tasks
-        self._outcomes.close()
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(close_client, self._client)
-            leaving.push_async_callback(end, self._tasks)
-            await asyncio.wait({writing}, timeout=self._leave_timeout)
-            await end(self._tasks)
+            await self._outcomes.finish(self._leave_timeout)
             # If Redis is unavailable, other replicas take the entries over later.
             with suppress(*BROKEN, TimeoutError):
                 async with asyncio.timeout(self._leave_timeout):
@@ -127,9 +119,6 @@ class RedisSource:
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries and, at intervals, entries of dead replicas."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
         await self._outcomes.check()
         try:
             is_due = time.monotonic() >= self._reclaim_at and not self._must_read
@@ -145,16 +134,7 @@ class RedisSource:
         except BROKEN as error:
             raise redis_unavailable(self._url, error) from error
         return [
-            EntryDelivery(
-                self,
-                entry,
-                entry.message,
-                attempts=entry.attempts,
-                problem=entry.problem,
-                history=entry.history,
-                published_at=entry.at.added_at,
-            )
-            for entry in self._backlog.take(limit)
+            EntryDelivery(self, entry, entry) for entry in self._backlog.take(limit)
         ]
 
     def acked(self, entry: Entry) -> None:
@@ -166,9 +146,9 @@ class RedisSource:
         if delay is None:
             self._backlog.add(entry)
             return
-        failed = entry._replace(attempts=entry.attempts + 1)
-        self._held[entry.at] = failed.attempts
-        self._backlog.defer(failed, delay.total_seconds())
+        entry.attempts += 1
+        self._held[entry.at] = entry.attempts
+        self._backlog.defer(entry, delay.total_seconds())
 
     def handed_back(self, entry: Entry, delay: timedelta) -> bool:
         """Schedule the return of an entry to the group."""
@@ -186,7 +166,8 @@ class RedisSource:
     def _keep(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._held[entry.at] = entry.attempts
-            self._backlog.add(entry._replace(place=next(self._place)))
+            entry.place = next(self._place)
+            self._backlog.add(entry)
 
     def _patience(self) -> float:
         patience = min(jittered(self._poll), self._reclaim_at - time.monotonic())

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -13,11 +14,11 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import FIRST_DELIVERY, Delivered
+from inbox.poison.history import Delivered
+from inbox.source import Arrived
 from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
-from outbox.message import Message
 
 RETURNED: Final = "returned"
 """The group member to which returned entries are assigned."""
@@ -37,25 +38,19 @@ class EntryId(NamedTuple):
     stream: bytes
     id: bytes
 
-    @property
-    def added_at(self) -> float:
-        """When Redis accepted the entry, in seconds since 1970."""
-        return int(self.id.partition(b"-")[0]) / 1000
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry(Arrived):
+    """An entry as it was read.
 
-class Entry(NamedTuple):
-    """An entry as it was read; `problem` says why it isn't a valid message."""
+    Attributes:
+        place: its position in the order of arrival.
+        key: None: one that waits for its retry holds back no others.
+    """
 
     at: EntryId
-    message: Message
-    attempts: int
-    problem: str | None
-    history: Delivered = FIRST_DELIVERY
-    """Whether a member held it before, by Redis's count of deliveries."""
     place: int = 0
-    """Its position in the order of arrival."""
     key: None = None
-    """An entry that waits for its retry holds back no others."""
 
 
 class Streams:
@@ -154,7 +149,7 @@ class Streams:
                 block=max(1, round(seconds * 1000)),
             )
         return [
-            _read(EntryId(stream, id), fields, 0)
+            _read(EntryId(stream, id), fields)
             for stream, entries in answer
             for id, fields in entries
         ]
@@ -206,10 +201,10 @@ class Streams:
         for id, fields in taken.items():
             # A member that returns an entry resets the count to its failed attempts.
             earlier = times.get(id, 1) - 1
-            failed = earlier if id in returned else 0
-            history = Delivered(before=earlier > 0)
-            entry = _read(EntryId(stream, id), fields, failed)
-            entries.append(entry._replace(history=history))
+            entry = _read(EntryId(stream, id), fields)
+            entry.attempts = earlier if id in returned else 0
+            entry.history = Delivered(before=earlier > 0)
+            entries.append(entry)
         return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
@@ -308,12 +303,15 @@ def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:
     return streams
 
 
-def _read(at: EntryId, fields: Mapping[bytes, bytes], attempts: int) -> Entry:
+def _read(at: EntryId, fields: Mapping[bytes, bytes]) -> Entry:
+    # Redis accepted it at the time that its id begins with.
+    added_at, problem = int(at.id.partition(b"-")[0]) / 1000, None
     try:
-        return Entry(at, from_fields(fields), attempts, None)
+        message = from_fields(fields)
     except InvalidMessageError as error:
         message = unreadable_from_fields(text_of(at.stream), fields)
-        return Entry(at, message, attempts, f"entry {at.id.decode()}: {error}")
+        problem = f"entry {at.id.decode()}: {error}"
+    return Entry(at=at, message=message, problem=problem, published_at=added_at)
 
 
 _SCRIPT: Final = """

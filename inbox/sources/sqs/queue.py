@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from inbox.source import Arrived
 from outbox.brokers.sqs.connection import (
     DENIED,
     MISSING,
@@ -18,7 +20,6 @@ from outbox.brokers.sqs.connection import (
 from outbox.brokers.sqs.message import read
 from outbox.errors import ConfigError
 from outbox.gather import gather
-from outbox.message import Message
 
 MAX_RECEIVED: Final = 10
 _MAX_HOLD: Final = 12 * 3600 - 60.0
@@ -29,33 +30,25 @@ _CONSUMER: Final = "{consumer}"
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"]
 
 
-@dataclass(slots=True, eq=False)
-class Received:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Received(Arrived):
     """A message that this replica holds until its visibility timeout ends.
 
     Attributes:
-        came_again: whether SQS has delivered it before, to any replica.
         place: its position among the messages received; it orders a group.
         key: the queue and group of a FIFO message; None if it is unordered.
         until: when it becomes visible to other replicas, by the monotonic clock.
         ours_until: when it reaches AWS's limit on how long a message can be held.
-        sent_at: when SQS accepted it, in seconds since 1970.
         settled: whether it was acked and only has to be deleted.
-        attempts: the number of attempts that failed here.
     """
 
     queue: "SqsQueue"
     handle: str
-    message: Message
-    came_again: bool
-    problem: str | None
     place: int
     key: str | None
     until: float
     ours_until: float
-    sent_at: float | None
     settled: bool = False
-    attempts: int = 0
 
 
 class SqsQueue:
@@ -110,18 +103,19 @@ class SqsQueue:
             )
             system = found.get("Attributes", {})
             group, sent = system.get("MessageGroupId"), system.get("SentTimestamp")
+            times = int(system.get("ApproximateReceiveCount", 1))
             received.append(
                 Received(
                     queue=self,
                     handle=found["ReceiptHandle"],
                     message=message,
-                    came_again=int(system.get("ApproximateReceiveCount", 1)) > 1,
+                    history=REDELIVERED if times > 1 else FIRST_DELIVERY,
                     problem=problem,
                     place=next(numbers),
                     key=f"{self.name} {group}" if self.fifo and group else None,
                     until=now + visibility,
                     ours_until=now + _MAX_HOLD,
-                    sent_at=None if sent is None else int(sent) / 1000,
+                    published_at=None if sent is None else int(sent) / 1000,
                 )
             )
         return received

@@ -17,14 +17,12 @@ from uuid import UUID
 
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, SqsQueue, queue_names, settle
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings, is_busy
 from outbox.errors import BrokerUnavailableError
-from outbox.gather import end
 
 _CONNECTIONS: Final = 32
 _BEATS: Final = 4
@@ -88,7 +86,6 @@ class SqsSource:
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
         self._changing = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -129,24 +126,19 @@ class SqsSource:
         except BaseException:
             await self._exit.aclose()
             raise
-        self._tasks = [
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._outcomes.run()),
-        ]
+        self._outcomes.start(self._beat())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write the outcomes, and return all other messages to their queues."""
-        _, writing = self._tasks
-        self._outcomes.close()
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._exit.aclose)
             leaving.push_async_callback(self._polls.cancel)
-            leaving.push_async_callback(end, self._tasks)
+            # A task cancelled before its first step hasn't cleaned up.
+            leaving.push_async_callback(self._outcomes.finish, 0)
             await asyncio.gather(
-                self._polls.stop(), asyncio.wait({writing}, timeout=self._leave_timeout)
+                self._polls.stop(), self._outcomes.finish(self._leave_timeout)
             )
-            await end(self._tasks)
             # If AWS is unavailable, the messages become visible later.
             with suppress(*BROKEN):
                 async with asyncio.timeout(self._leave_timeout):
@@ -154,9 +146,6 @@ class SqsSource:
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries; SQS redelivers messages that a dead replica held."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
         await self._outcomes.check()
         until = time.monotonic() + self._poll_interval
         while True:
@@ -170,12 +159,7 @@ class SqsSource:
             patience = until - time.monotonic()
             if taken or patience <= 0:
                 return [self._delivery(item) for item in taken]
-            due = self._backlog.seconds_until_due()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    patience if due is None else min(patience, due)
-                ):
-                    await self._polls.news.wait()
+            await self._backlog.wait_for(self._polls.news, patience)
 
     def acked(self, item: Received) -> None:
         """Schedule the deletion of an item, within milliseconds."""
@@ -240,15 +224,7 @@ class SqsSource:
     def _delivery(self, item: Received) -> Delivery:
         known = self._failures.get(item.message.id) or 0
         item.attempts = max(item.attempts, known)
-        return EntryDelivery(
-            self,
-            item,
-            item.message,
-            attempts=item.attempts,
-            problem=item.problem,
-            history=REDELIVERED if item.came_again else FIRST_DELIVERY,
-            published_at=item.sent_at,
-        )
+        return EntryDelivery(self, item, item)
 
     async def _write(self, outcomes: Sequence[_Outcome]) -> None:
         try:

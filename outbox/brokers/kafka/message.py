@@ -51,8 +51,8 @@ def _headers(record: Record) -> dict[str, bytes]:
         # The client returns them in no other form, whatever its type hints say.
         pairs = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except UnicodeDecodeError:
-        raise InvalidMessageError(
-            "headers", None, "have a name that isn't UTF-8", "fix the producer"
+        raise InvalidMessageError.received(
+            "headers", None, "have a name that isn't UTF-8"
         ) from None
     # Debezium writes an attribute that the message doesn't have as null.
     return {
@@ -66,8 +66,8 @@ def _decoded(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidMessageError(
-            f"header {name}", value, "isn't UTF-8", "fix the producer"
+        raise InvalidMessageError.received(
+            f"header {name}", value, "isn't UTF-8"
         ) from None
 
 

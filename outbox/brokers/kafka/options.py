@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,7 @@ class KafkaOptions(BrokerOptions):
     ports: ClassVar[Mapping[str, int]] = {"kafka": 9092}
     destination: ClassVar[tuple[str, ...] | None] = ()
 
-    max_payload_bytes: int | None = option(
-        Form.number(),
-        side="relay",
-        shown="`message.max.bytes`",
-        help="a larger payload becomes a dead letter",
-    )
+    max_payload_bytes: int | None = payload_limit(shown="`message.max.bytes`")
     timeout: timedelta = option(
         Form.duration(),
         timedelta(seconds=10),

@@ -88,8 +88,8 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
     # For nearly every message, a single test of all headers is enough.
     text = "".join((*headers, *headers.values()))
     if not text.isascii() and _SURROGATES.search(text):
-        raise InvalidMessageError(
-            "headers", raw_headers(headers), "aren't all UTF-8", "fix the producer"
+        raise InvalidMessageError.received(
+            "headers", raw_headers(headers), "aren't all UTF-8"
         )
     return from_headers(plain_headers(headers), payload, PREFIX)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
 from outbox.errors import ConfigError
 
 _FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")
@@ -39,12 +39,7 @@ class NatsOptions(BrokerOptions):
         help="subjects, separated by commas: `stream` is created with them if it is "
         "missing",
     )
-    max_payload_bytes: int | None = option(
-        Form.number(),
-        side="relay",
-        shown="the server's limit",
-        help="a larger payload becomes a dead letter",
-    )
+    max_payload_bytes: int | None = payload_limit(shown="the server's limit")
     timeout: timedelta = option(
         Form.duration(),
         timedelta(seconds=10),
@@ -71,19 +66,15 @@ class NatsOptions(BrokerOptions):
         help="most messages that all replicas together may hold",
     )
     tls_ca: str | None = option(
-        Form.text("the name of a file"),
+        FILE,
         side="both",
         shown="the system's",
         help="file of the authorities' certificates, for `tls://`",
     )
-    tls_cert: str | None = option(
-        Form.text("the name of a file"), side="both", help="file of our certificate"
-    )
-    tls_key: str | None = option(
-        Form.text("the name of a file"), side="both", help="file of its key"
-    )
+    tls_cert: str | None = option(FILE, side="both", help="file of our certificate")
+    tls_key: str | None = option(FILE, side="both", help="file of its key")
     creds: str | None = option(
-        Form.text("the name of a file"),
+        FILE,
         side="both",
         help="a credentials file; needs `pip install nkeys`",
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
 
 MAX_NAME_BYTES: Final = 255
 """AMQP's limit for a short string: a name, a routing key or a content type."""
@@ -17,7 +17,6 @@ _NAME: Final = Form.text(
     f"a name of at most {MAX_NAME_BYTES} bytes",
     lambda text: len(text.encode(errors="replace")) <= MAX_NAME_BYTES,
 )
-_FILE: Final = Form.text("the name of a file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,10 @@ class RabbitMQOptions(BrokerOptions):
         side="relay",
         help="`drop`: a message that reaches no queue is acked, and lost",
     )
-    max_payload_bytes: int = option(
-        Form.number(),
+    max_payload_bytes: int = payload_limit(
         # The default max_message_size of RabbitMQ 3; RabbitMQ 4's is 16 MiB.
         128 * 1024 * 1024,
-        side="relay",
-        help="a larger payload becomes a dead letter; set it to the server's "
-        "`max_message_size`",
+        more="; set it to the server's `max_message_size`",
     )
     timeout: timedelta = option(
         Form.duration(),
@@ -94,13 +90,13 @@ class RabbitMQOptions(BrokerOptions):
         help="most messages held in this process",
     )
     cacertfile: str | None = option(
-        _FILE,
+        FILE,
         side="both",
         shown="the system's",
         help="file of the authorities' certificates, for `amqps://`",
     )
-    certfile: str | None = option(_FILE, side="both", help="file of our certificate")
-    keyfile: str | None = option(_FILE, side="both", help="file of its key")
+    certfile: str | None = option(FILE, side="both", help="file of our certificate")
+    keyfile: str | None = option(FILE, side="both", help="file of its key")
 
     @classmethod
     @override

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option
+from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,9 @@ class RedisOptions(BrokerOptions):
         shown="keep all",
         help="about how many entries a stream keeps (`MAXLEN ~`)",
     )
-    max_payload_bytes: int = option(
-        Form.number(),
+    max_payload_bytes: int = payload_limit(
         # Redis's own limit on the size of a string, proto-max-bulk-len.
-        512 * 1024 * 1024,
-        side="relay",
-        help="a larger payload becomes a dead letter",
+        512 * 1024 * 1024
     )
     reclaim_after: timedelta = option(
         Form.duration(),

@@ -163,8 +163,8 @@ def _read_body(body: str, how: str | None) -> bytes:
             return base64.b64decode(body, validate=True)
         except ValueError:
             pass
-    raise InvalidMessageError(
-        "payload", body, f"isn't {how!r}, as {BODY} says", "fix the producer"
+    raise InvalidMessageError.received(
+        "payload", body, f"isn't {how!r}, as {BODY} says"
     )
 
 

@@ -8,7 +8,13 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, identity_of, option
+from outbox.brokers.options import (
+    BrokerOptions,
+    Form,
+    identity_of,
+    option,
+    payload_limit,
+)
 from outbox.errors import ConfigError
 from outbox.url import split
 
@@ -65,12 +71,7 @@ class SqsOptions(BrokerOptions):
         shown="AWS",
         help="another server with the interface of AWS",
     )
-    max_payload_bytes: int | None = option(
-        Form.number(),
-        side="relay",
-        shown="the queue's limit",
-        help="a larger payload becomes a dead letter",
-    )
+    max_payload_bytes: int | None = payload_limit(shown="the queue's limit")
     in_flight: int = option(
         Form.number(), 16, side="relay", help="the most requests in flight"
     )

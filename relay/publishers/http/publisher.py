@@ -141,17 +141,10 @@ class HttpPublisher:
                 return await mailbox.post(batch[i], headers[i])
 
         width = options.max_connections
-        try:
+        with self._published.kept(batch, answers):
             if None in answers:
                 self._host.check_pause()
                 await Batch(batch, answers, self._host, send, width=width).run()
-        except BaseException:
-            self._published.add(
-                message.id
-                for message, answer in zip(batch, answers, strict=True)
-                if isinstance(answer, Acked)
-            )
-            raise
         return [answer for answer in answers if answer is not None]
 
     async def _connect(self) -> None:

@@ -219,10 +219,7 @@ class NatsPublisher:
         Raises:
             BrokerUnavailableError: NATS doesn't respond.
         """
-        try:
-            connection = await self._connected()
-        except ConfigError as error:
-            raise BrokerUnavailableError(str(error)) from error
+        connection = await self._reconnected()
         try:
             await connection.client.flush(timeout=_PONG)
         except (NatsError, OSError, TimeoutError) as error:
@@ -237,11 +234,7 @@ class NatsPublisher:
         """
         if not batch:
             return []
-        try:
-            connection = await self._connected()
-        except ConfigError as error:
-            # The configuration was valid at the start.
-            raise BrokerUnavailableError(str(error)) from error
+        connection = await self._reconnected()
         flight = Flight(batch)
         outgoing = []
         for index, message in enumerate(batch):
@@ -414,6 +407,13 @@ class NatsPublisher:
             name != full.stream and at > recently
             for name, (at, _) in self._acked.items()
         )
+
+    async def _reconnected(self) -> NatsConnection:
+        try:
+            return await self._connected()
+        except ConfigError as error:
+            # The configuration was valid at the start.
+            raise BrokerUnavailableError(str(error)) from error
 
     async def _connected(self) -> NatsConnection:
         async with self._connecting:

@@ -119,19 +119,12 @@ class RabbitMQPublisher:
                 acked before the error.
         """
         answers: list[Answer] = [self._check(m) for m in batch]
-        try:
+        with self._published.kept(batch, answers):
             sent = [i for i, answer in enumerate(answers) if answer is None]
             if sent:
                 await self._publish_all(batch, sent, answers)
                 self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
             return [self._confirmation_of(answer) for answer in answers]
-        except BaseException:
-            self._published.add(
-                message.id
-                for message, answer in zip(batch, answers, strict=True)
-                if isinstance(answer, Acked)
-            )
-            raise
 
     async def _publish_all(
         self, batch: Sequence[Message], sent: Sequence[int], answers: list[Answer]

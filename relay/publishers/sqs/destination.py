@@ -1,6 +1,7 @@
 """The destination of a message in AWS: an SQS queue or an SNS topic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -42,11 +43,8 @@ class Queues:
 
     async def connect(self, client: Any) -> None:
         """List one queue as a test; lacking the privilege to do so is not an error."""
-        try:
+        with _unless_denied():
             await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
-        except ClientError as error:
-            if code_of(error) not in DENIED:
-                raise
 
     async def find(self, client: Any, name: str) -> Destination:
         """Look up a queue and its maximum message size."""
@@ -91,11 +89,8 @@ class Topics:
             ) as tokens:
                 account = (await tokens.get_caller_identity())["Account"]
         self._arn = f"arn:{partition}:sns:{region}:{account}:"
-        try:
+        with _unless_denied():
             await client.list_topics()
-        except ClientError as error:
-            if code_of(error) not in DENIED:
-                raise
 
     async def find(self, client: Any, name: str) -> Destination:
         """Look up a topic and its maximum message size."""
@@ -117,10 +112,17 @@ Service: TypeAlias = Queues | Topics
 
 
 async def _limit(call: Any, otherwise: int) -> int:
-    try:
+    answer: Mapping[str, Any] = {}
+    with _unless_denied():
         answer = await call
+    return int(answer.get("Attributes", {}).get("MaximumMessageSize", otherwise))
+
+
+@contextmanager
+def _unless_denied() -> Iterator[None]:
+    """End the block if the privilege for its call is missing."""
+    try:
+        yield
     except ClientError as error:
         if code_of(error) not in DENIED:
             raise
-        return otherwise
-    return int(answer.get("Attributes", {}).get("MaximumMessageSize", otherwise))

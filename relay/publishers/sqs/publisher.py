@@ -107,26 +107,22 @@ class SqsPublisher:
                 f"broker {self._settings.url}: the publisher is not open; "
                 "use `async with`"
             )
-        answers: dict[int, Confirmation] = {}
+        answers: list[Confirmation | None] = [None] * len(batch)
         entries = await self._check(client, batch, answers)
         sending = Sending(self._service, self._settings, self._turn, answers)
-        try:
+        with self._published.kept(batch, answers):
             await sending.send(client, entries)
-        except BaseException:
-            self._published.add(
-                batch[index].id
-                for index, answer in answers.items()
-                if isinstance(answer, Acked)
-            )
-            raise
         if self._client is not client:
             raise BrokerUnavailableError(
                 f"broker {self._settings.url}: the publisher is closed"
             )
-        return [answers[index] for index in range(len(batch))]
+        return [answer for answer in answers if answer is not None]
 
     async def _check(
-        self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
+        self,
+        client: Any,
+        batch: Sequence[Message],
+        answers: list[Confirmation | None],
     ) -> list[Entry]:
         """Answer messages that aren't to be sent; return the rest as entries."""
         topics = {message.topic for message in batch}

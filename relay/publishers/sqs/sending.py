@@ -64,8 +64,7 @@ class Sending:
     Args:
         slots: acquired for each request, so that concurrent batches share the
             connections.
-        answers: one for each message of the batch, by its index, filled in as they
-            arrive.
+        answers: one for each message of the batch, filled in as they arrive.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Sending:
         service: Service,
         settings: SqsSettings,
         slots: asyncio.Semaphore,
-        answers: dict[int, Confirmation],
+        answers: list[Confirmation | None],
     ) -> None:
         self._service = service
         self._settings = settings

@@ -184,7 +184,7 @@ async def test_a_stream_that_never_acks_holds_up_no_other_topic(
     url = private_nats.url
     await make_stream(url, "SILENT", "silent.>", no_ack=True)
     silent, other = Message("silent.x", b""), Message("orders.x", b"")
-    async with NatsPublisher(f"{url}?timeout=1s") as publisher:
+    async with NatsPublisher(f"{url}?timeout=2s") as publisher:
         assert "stream 'SILENT' has no_ack" in caplog.text
         for batch in ([silent, other], [other, silent], [silent]):
             answers = dict(zip(batch, await publisher.publish(batch), strict=True))
@@ -206,7 +206,7 @@ async def test_a_stream_whose_answer_is_late_is_waited_for_without_costing_an_at
     known = Message("orders.x", b"")
     async with NatsPublisher(url) as publisher:
         await publisher.publish([known])
-    async with NatsPublisher(f"{url}?timeout=1s") as publisher:
+    async with NatsPublisher(f"{url}?timeout=2s") as publisher:
         acked, late = await publisher.publish([known, silent])
         with pytest.raises(BrokerUnavailableError, match="'SILENT' gave no answer"):
             await publisher.publish([silent])

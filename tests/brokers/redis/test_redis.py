@@ -15,6 +15,7 @@ from typing_extensions import override
 from inbox.poison.history import Delivered
 from inbox.sources.redis import RedisSource
 from outbox.errors import ConfigError
+from outbox.testing.lifetime import free_port
 from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
@@ -51,7 +52,10 @@ async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
     tmp_path: Path,
 ) -> None:
     with (
-        redis_server({"cluster-enabled": "yes"}) as cluster,
+        # Otherwise, it is 10,000 above the server's, where clients have theirs.
+        redis_server(
+            {"cluster-enabled": "yes", "cluster-port": str(free_port())}
+        ) as cluster,
         Sentinel("redis-server", tmp_path, {}).running() as sentinel,
     ):
         for server, mode in ((cluster, "cluster"), (sentinel, "sentinel")):

@@ -16,7 +16,7 @@ from inbox.events import (
 )
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
-from pillarbox import Message
+from pillarbox import DeadLetter, Message
 from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.sessions import execute
 
@@ -124,6 +124,22 @@ async def test_a_refused_row_is_stored_as_a_spare_row_with_its_payload(
     assert "no handler for topic 'örders'" in reason
     assert "(stored in a spare row, since the row was" in reason
     assert "SQLSTATE 23514)" in reason
+
+
+@pytest.mark.parametrize("terms", [{}, {"lease": timedelta(seconds=30)}], ids=str)
+async def test_a_key_that_is_too_long_for_lists_is_kept_in_a_header(
+    database_url: str, terms: dict[str, timedelta]
+) -> None:
+    async def refuse(session_or_job: object, message: Message) -> None:
+        raise DeadLetter("no such customer")
+
+    odd = Message("orders", b"odd", key="k" * 70_000)
+    async with consuming(database_url, MemorySource(odd), refuse, terms) as events:
+        await events.wait_for(MessageDeadLettered)
+    assert events.of(HandlerDatabaseLost) == []
+    query = "SELECT key, headers ->> 'message', payload FROM inbox.dead_letter"
+    ((key, header, payload),) = execute(database_url, query)
+    assert (key, json.loads(header)["key"], payload) == (None, odd.key, odd.payload)
 
 
 async def test_a_dead_letter_that_cannot_be_stored_at_all_is_retried_until_it_is(

@@ -1,6 +1,7 @@
 """Whatever runs concurrently, the handler of a dead letter takes effect once."""
 
 import asyncio
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from inbox.events import FinishedJobFailed, MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import Outcome, RetryCounts
+from outbox.dead_letters.retry import Outcome
 from outbox.events import Event
 from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import running
@@ -55,7 +56,7 @@ async def test_a_concurrent_retry_and_redelivery_have_one_effect(
         lambda: execute(url, waiting) == [(1,)],
     )
     proceed.set()
-    assert await retrying == RetryCounts(succeeded=1)
+    assert await retrying == Counter(succeeded=1)
     await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked)
     consumer.stop()
     await at_run
@@ -87,7 +88,7 @@ async def test_two_concurrent_retries_of_one_dead_letter_have_one_effect(
         assert await first is Outcome.SUCCEEDED
         assert await second is Outcome.SKIPPED
     give_up(url, message, schema="inbox")
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1), "a duplicate"
+    assert await retry(consumer.retrier()) == Counter(succeeded=1), "a duplicate"
     assert effects(url) == ["once"]
     assert receipts(url) == 1
 
@@ -113,7 +114,7 @@ async def test_a_discard_during_a_retry_waits_and_is_too_late(
         )
 
     give_up(url, Message("orders", b"once"), schema="inbox")
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
+    assert await retry(consumer.retrier()) == Counter(succeeded=1)
     await discarding[0]
     assert states(url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
@@ -139,9 +140,9 @@ async def test_a_failed_long_handler_is_restarted_by_a_retry(
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == Counter(failed=1)
     retrier = consumer.retrier(None, reported.append)
-    assert await retry(retrier) == RetryCounts(succeeded=1)
+    assert await retry(retrier) == Counter(succeeded=1)
     (late,) = (event for event in reported if isinstance(event, FinishedJobFailed))
     assert late.reason == "RuntimeError: afterwards"
     assert effects(url) == ["once"]

@@ -1,5 +1,6 @@
 """Retries handle dead letters of the inbox again, and each takes effect once."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters.retry import Candidate, RetryCounts
+from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.errors import ConfigError
 from outbox.testing.events import RecordedEvents
@@ -48,7 +49,7 @@ async def test_success_commits_effects_receipt_and_state_together(
     give_up(url, message, schema="inbox")
 
     consumer = consumer_of(sessions, handle)
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
+    assert await retry(consumer.retrier()) == Counter(succeeded=1)
     assert seen == [message]
     assert effects(url) == ['{"a":1}']
     assert receipts(url) == 1
@@ -67,7 +68,7 @@ async def test_the_retry_of_a_handled_message_succeeds_without_its_handler(
     )
 
     consumer = consumer_of(sessions, note)
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1)
+    assert await retry(consumer.retrier()) == Counter(succeeded=1)
     assert effects(url) == []
     assert states(url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
@@ -82,7 +83,7 @@ async def test_a_failed_retry_updates_reason_and_schedule_and_leaves_no_effects(
     give_up(url, order(b"never"), schema="inbox")
 
     consumer = consumer_of(sessions, handle)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == Counter(failed=1)
     assert effects(url) == []
     assert receipts(url) == 0
     reason = "DeadLetter: still no such customer"
@@ -104,7 +105,7 @@ async def test_a_retry_that_commits_past_its_session_must_be_retried_by_hand(
     give_up(url, order(b"committed"), schema="inbox")
 
     consumer = consumer_of(sessions, handle)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == Counter(failed=1)
     ((state, count, reason),) = states(url, "inbox")
     assert (state, count) == ("PENDING", 1)
     assert "may be committed, with the receipt" in reason
@@ -120,7 +121,7 @@ async def test_retry_later_costs_no_attempt(
     give_up(url, order(), schema="inbox")
 
     consumer = consumer_of(sessions, handle)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == Counter(failed=1)
     assert states(url, "inbox") == [("PENDING", 0, "closed on Fridays")]
     query = "SELECT retry_after > now() + interval '23.9 hours' FROM inbox.dead_letter"
     assert execute(url, query) == [(True,)]
@@ -132,7 +133,7 @@ async def test_a_dead_letter_without_a_handler_stays_pending_with_that_reason(
     give_up(url, Message("invoices", b""), schema="inbox")
 
     consumer = consumer_of(sessions, note)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+    assert await retry(consumer.retrier()) == Counter(failed=1)
     ((status, count, reason),) = states(url, "inbox")
     assert (status, count) == ("PENDING", 1)
     assert "'billing' has no handler for topic 'invoices'" in reason
@@ -146,7 +147,7 @@ async def test_a_message_too_old_to_deduplicate_is_dead_lettered(
     give_up(url, order(), schema="inbox", message_id="sha256:00")
 
     consumer = consumer_of(sessions, note)
-    assert await retry(consumer.retrier()) == RetryCounts(failed=2)
+    assert await retry(consumer.retrier()) == Counter(failed=2)
     assert effects(url) == []
     reasons = [reason for _, _, reason in states(url, "inbox")]
     assert any("MessageTooOldError" in reason for reason in reasons)
@@ -159,7 +160,7 @@ async def test_dead_letters_of_other_consumers_are_left_alone(
     (id,) = give_up(url, order(), schema="inbox", origin="consumer:shipping")
     consumer = consumer_of(sessions, note)
 
-    assert await retry(consumer.retrier()) == RetryCounts()
+    assert await retry(consumer.retrier()) == Counter()
     ((created_at,),) = execute(url, "SELECT created_at FROM inbox.dead_letter")
     async with consumer.retrier() as retrier:
         with pytest.raises(ConfigError, match="dead-lettered by consumer:shipping"):
@@ -189,8 +190,8 @@ async def test_plain_functions_are_retried_in_threads(url: str) -> None:
             origin="consumer:billing",
             notify=events,
         )
-        assert await scheduler.run_due() == RetryCounts(succeeded=2, failed=1)
-        assert await scheduler.run_due() == RetryCounts()
+        assert await scheduler.run_due() == Counter(succeeded=2, failed=1)
+        assert await scheduler.run_due() == Counter()
     assert effects(url) == ["good", "many"]
     assert receipts(url) == 2
     settled = sorted(status for status, _, _ in states(url, "inbox"))
@@ -209,6 +210,6 @@ async def test_a_batch_handler_receives_one_dead_letter_at_a_time(
     give_up(url, order(b"bad"), order(b"good"), schema="inbox")
 
     consumer = consumer_of(sessions, handle, batch=10)
-    assert await retry(consumer.retrier()) == RetryCounts(succeeded=1, failed=1)
+    assert await retry(consumer.retrier()) == Counter(succeeded=1, failed=1)
     assert effects(url) == ["good"]
     assert receipts(url) == 1

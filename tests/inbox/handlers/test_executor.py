@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from inbox.errors import HandlerTimeoutError
-from inbox.handlers.terms import Terms, prepare
+from inbox.handlers.attempt import Attempt, Questions
+from inbox.handlers.calls import Call
+from inbox.handlers.registration import Registered
+from inbox.handlers.signature import Takes
+from inbox.handlers.terms import Terms
 from outbox.errors import ConfigError
 from pillarbox import Message
 from tests.fixtures.waiting import let_pass
@@ -33,9 +37,14 @@ def handlers(do: Callable[[Message], Any]) -> list[Any]:
     return [plain, coroutine]
 
 
-async def call(handler: Any) -> Any:
-    result = handler(SESSION, MESSAGE)
-    return await result if asyncio.iscoroutine(result) else result
+async def call(handler: Any, terms: Terms) -> None:
+    registered = Registered(handler, Takes.ONE, terms)
+    questions, running = Questions(None), Call("", MESSAGE, None)
+    attempt = Attempt(registered, [MESSAGE], "billing", None, questions, running)
+    if asyncio.iscoroutinefunction(handler):
+        await attempt.call_async(SESSION, [MESSAGE])
+    else:
+        attempt.call(SESSION, [MESSAGE])
 
 
 def raising(error: Exception) -> list[Any]:
@@ -54,7 +63,7 @@ async def test_a_function_that_exceeds_its_time_limit_has_failed() -> None:
 
     terms = Terms(unchanged, time_limit=timedelta(milliseconds=1))
     with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
-        await call(prepare(slow, terms))
+        await call(slow, terms)
 
 
 @KINDS
@@ -64,7 +73,7 @@ async def test_a_timeout_error_raised_by_the_handler_is_an_ordinary_failure(
     terms = Terms(unchanged, time_limit=timedelta(hours=1))
 
     with pytest.raises(TimeoutError, match="upstream") as caught:
-        await call(prepare(raising(TimeoutError("upstream"))[kind], terms))
+        await call(raising(TimeoutError("upstream"))[kind], terms)
     assert not isinstance(caught.value, HandlerTimeoutError)
 
 

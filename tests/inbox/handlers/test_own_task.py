@@ -307,7 +307,7 @@ async def test_other_code_of_the_user_has_a_context_of_its_own_and_can_raise_any
 
 SLEEPING = """
     SELECT count(*) FROM pg_stat_activity
-     WHERE datname = current_database() AND query = 'SELECT pg_sleep(2)'
+     WHERE datname = current_database() AND query = 'SELECT pg_sleep(6)'
        AND state = 'active'
 """
 LEFT = [pytest.param(True, id="fails"), pytest.param(False, id="returns")]
@@ -323,7 +323,7 @@ async def test_a_statement_that_outlives_its_handler_costs_other_messages_nothin
     left: list[asyncio.Task[Any]] = []
 
     async def sleep(session: AsyncSession) -> None:
-        await session.execute(text("SELECT pg_sleep(2)"))
+        await session.execute(text("SELECT pg_sleep(6)"))
 
     async def fail() -> None:
         await asyncio.to_thread(

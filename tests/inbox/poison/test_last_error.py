@@ -1,5 +1,6 @@
 """A message that used up its attempts before is dead-lettered with its last error."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -9,7 +10,6 @@ import pytest
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.poison.history import REDELIVERED, History, TakenOver
 from inbox.sources.memory import MemorySource
-from outbox.dead_letters.retry import RetryCounts
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
@@ -168,5 +168,5 @@ async def test_a_retry_whose_process_died_leaves_the_error_of_the_dead_letter(
             "UPDATE inbox.job SET state = 'in_progress', finished_at = NULL,"
             " attempts = 1, lease_until = now() - interval '1 second'",
         )
-        assert await retry(consumer.retrier()) == RetryCounts(failed=1)
+        assert await retry(consumer.retrier()) == Counter(failed=1)
     assert execute(database_url, LETTERS) == before

@@ -29,7 +29,7 @@ from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.http import SECRET, SECRET_ENV
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
-from tests.fixtures.waiting import answer_after, wait_for
+from tests.fixtures.waiting import wait_for
 from tests.fixtures.webhook import (
     ONE,
     OPTIONS,
@@ -39,6 +39,7 @@ from tests.fixtures.webhook import (
     served,
     status_of,
 )
+from tests.inbox.test_idle_transactions import wait_until_none_is_idle
 
 
 async def test_a_posted_message_is_handled_once(
@@ -91,13 +92,17 @@ async def test_an_application_without_an_inbox_does_not_start(
 async def test_a_handler_that_is_idle_for_max_idle_is_ended_by_the_server(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    async def sleep(session: AsyncSession, message: Message) -> None:
-        await note(session, message)
-        await answer_after(3)
+    ended: list[Message] = []
 
-    app = hook_app(sleep, inbox_sessions, max_idle=timedelta(seconds=1))
+    async def idle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        await wait_until_none_is_idle(inbox_url)
+        ended.append(message)
+
+    app = hook_app(idle, inbox_sessions, max_idle=timedelta(seconds=1))
     async with served(app) as hook:
         assert await status_of(hook, ONE) == 500
+    assert len(ended) == 1
     assert effects(inbox_url) == []
     assert receipts(inbox_url) == 0
 

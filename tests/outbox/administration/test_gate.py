@@ -23,9 +23,8 @@ VALUES (outbox.uuid7(), 1, 0, 'by hand', 'c', '') RETURNING id
 """
 PASSED: Final = """
 INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                             reader, owner, snapshot)
-SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, owner,
-       pg_current_snapshot()
+                             reader, snapshot)
+SELECT created_at, ends_at, number + 1, up_to, 0, lane, reader, pg_current_snapshot()
   FROM outbox.position WHERE lane = 0
 """
 ENTRY: Final = """

@@ -54,10 +54,10 @@ SELECT created_at, now(), seq, lane, 'refused', 'billing' FROM d
 """
 ACK: Final = """
 INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
-                            owner, snapshot)
+                            snapshot)
 SELECT date_trunc('day', created_at, 'UTC'),
        date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
-       'billing', gen_random_uuid(), pg_current_snapshot()
+       'billing', pg_current_snapshot()
   FROM inbox.message WHERE message_id = %(id)s
 """
 ACK_LATER: Final = """

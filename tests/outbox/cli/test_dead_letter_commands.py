@@ -7,12 +7,13 @@ from base64 import b64decode
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 
 from outbox.cli.main import main
+from outbox.dead_letters import inspect
 from outbox.dead_letters.statement import Schema
 from pillarbox import Message
 from tests.acceptance.relays import as_role
@@ -190,7 +191,15 @@ def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why
     side: Side, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Memory has a page of them at a time, however many there are.
-    monkeypatch.setattr("outbox.dead_letters.inspect._PAGE", 2)
+    monkeypatch.setattr(inspect, "_PAGE", 2)
+    find, pages = inspect.DeadLetterTable.find, list[int]()
+
+    def count(dead_letters: Any, criteria: Any) -> Any:
+        found = find(dead_letters, criteria)
+        pages.append(len(found))
+        return found
+
+    monkeypatch.setattr(inspect.DeadLetterTable, "find", count)
     dead_letter_three(side)
     give_up(side.url, Message("bytes", b"\xff"), schema=side.schema)
     assert side.run("export") == 0
@@ -198,6 +207,7 @@ def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why
     topics = ["invoices", "orders.paid", "orders.placed", "bytes"]
     assert [line["topic"] for line in lines] == topics, "oldest first"
     assert lines[-1]["payload_base64"] == "/w=="
+    assert pages == [2, 2, 0]
 
     argv = ("discard", "--topic", "orders.*", "--reason", "the shop is closed")
     assert side.run(*argv) == 0

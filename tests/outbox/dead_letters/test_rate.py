@@ -1,13 +1,14 @@
 """Retries respect their rate, and their schedule runs at multiples of its interval."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import pytest
 
-from outbox.dead_letters.retry import Candidate, Outcome, RetryCounts, retry_all
+from outbox.dead_letters.retry import Candidate, Outcome, retry_all
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Statement
 from outbox.testing.events import RecordedEvents
@@ -64,7 +65,7 @@ async def start_times(clock: Clock, rate: float | None, *takes: float) -> list[f
     retrier = FakeRetrier(clock, *takes)
     candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
     tally = await retry_all(retrier, candidates, max_per_second=rate)
-    assert tally == RetryCounts(succeeded=len(takes))
+    assert tally == Counter(succeeded=len(takes))
     return retrier.start_times
 
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from outbox.dev import server as module
 from outbox.dev.parts import Parts
 from outbox.dev.project import Project
-from outbox.dev.server import Container, Programs, choose_server
+from outbox.dev.server import Server, choose_server
 from outbox.errors import ConfigError
 from outbox.postgres.connection import conninfo
 from outbox.testing.wheel import wheel_directories
@@ -50,30 +50,6 @@ def binaries(folder: Path, *extensions: str) -> Path:
 BOTH = ("pg_partman", "pg_cron")
 
 
-@pytest.mark.parametrize(
-    ("extensions", "has_image", "chosen"),
-    [
-        (BOTH, True, Programs),
-        (BOTH[:1], True, Container),
-        (BOTH[:1], False, Programs),
-    ],
-)
-def test_programs_with_both_extensions_come_first_then_docker(
-    project: Project,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    extensions: tuple[str, ...],
-    has_image: bool,
-    chosen: type,
-) -> None:
-    program(tmp_path / "docker" / "docker", f"exit {0 if has_image else 1}")
-    monkeypatch.setenv("PATH", str(tmp_path / "docker"))
-    found = binaries(tmp_path / "bin", *extensions)
-    monkeypatch.setattr(module, "find_binaries", lambda: found)
-
-    assert isinstance(choose_server(project), chosen)
-
-
 def test_the_data_stay_with_the_program_that_made_them(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,16 +63,9 @@ def test_the_data_stay_with_the_program_that_made_them(
         choose_server(project)
 
 
-def test_no_password_is_on_dockers_command_line(project: Project) -> None:
-    server = Container("docker", project)
-
-    assert project.password not in " ".join(map(str, server.command()))
-    assert server.process["env"]["POSTGRES_PASSWORD"] == project.password
-
-
 async def test_only_the_url_with_its_password_connects(project: Project) -> None:
     (wheel,) = wheel_directories()
-    server = Programs(wheel, project)
+    server = Server(wheel, project)
     server.create()
     right = conninfo(project.url)
     wrong = make_conninfo(right, password="other")

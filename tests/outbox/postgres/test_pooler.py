@@ -17,7 +17,7 @@ from outbox.postgres import pooler_check as pooler
 from outbox.postgres.connection import conninfo
 from outbox.postgres.pooler_check import refuse_pooler
 from pillarbox import Message
-from relay.dead_letters.retry import publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
@@ -193,7 +193,7 @@ async def test_processes_refuse_a_pooler_and_do_nothing(
     with pytest.raises(PoolerError, match=REMEDY):
         async with PostgresPublisher(url):
             pass
-    async with publishing_retrier(url, lambda: publisher) as retrier:
+    async with PublishingRetrier(url, lambda: publisher) as retrier:
         (candidate,) = await find(retrier, Criteria())
         with pytest.raises(PoolerError, match=REMEDY):
             await retrier.retry(candidate)

@@ -246,11 +246,12 @@ async def test_a_claim_that_fails_halfway_skips_no_message(
     ]
     publisher = ScriptedPublisher()
     monkeypatch.setattr(relay.claim._Claim, step, fail)
-    async with running(database_url, publisher, batch_size=20, retry=PATIENT):
+    async with running(database_url, publisher, batch_size=40, retry=PATIENT):
         insert(database_url, *urgent)
         make_due(database_url)
         await publisher.until_acked(100 + 3 * KEYS)
 
+    assert next(failures, None) is None, "it has failed as often as it was to"
     for key in range(5):
         assert publisher.of_key(f"u{key}") == [f"u{key}/{n}" for n in range(20)]
     for n in range(1, KEYS + 1):
