@@ -39,7 +39,7 @@ GRANT SELECT
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
 -- Who could choose the time could choose a number that leaves no higher one.
-GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, owner, snapshot, late_snapshot, next_xid)
+GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
     ON outbox.position
     TO {relay};
 -- Who could choose an entry's number could leave no higher one.
@@ -64,7 +64,7 @@ GRANT SELECT
 GRANT SELECT ON SEQUENCE inbox.message_seq TO {consumer}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE inbox.deferral_entry_seq TO {consumer};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
-GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, owner, snapshot, late_snapshot, next_xid)
+GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
     ON inbox.position
     TO {consumer};
 GRANT SELECT, INSERT (created_at, due_at, seq, attempts, lane, cause, consumer, key) ON inbox.deferral TO {consumer};
