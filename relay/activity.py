@@ -1,4 +1,4 @@
-"""What a relay has done since its last report; see `RelayActive`."""
+"""The counts of a relay since its last report; see `RelayActive`."""
 
 from datetime import timedelta
 

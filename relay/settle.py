@@ -1,4 +1,4 @@
-"""Settle: decide what becomes of each message of a batch, and record it.
+"""Settle: decide on each message of a batch, and record the decisions.
 
 not covered ──claim──▶ (in flight, nothing written) ──ack──▶ covered
                             │
@@ -45,7 +45,7 @@ from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
 WRITES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
-"""The tables into which a relay inserts what became of its messages."""
+"""The tables into which a settlement inserts."""
 
 _ENDS: Final = {"published", "dead_lettered", "ended"}
 _MAX_REASON: Final = 4096
@@ -58,12 +58,12 @@ _Decided = tuple[ClaimedMessage, Disposition]
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What becomes of the messages of a batch.
+    """The dispositions of the messages of a batch, and the positions that cover them.
 
     Attributes:
         published: how many new messages were published; positions cover them.
         others: all other messages, and those from the log that were published.
-        advances: what is stored of the lanes.
+        advances: the positions to store, lane by lane.
         cut: the lanes with rows that are left for the next claim.
     """
 
@@ -109,7 +109,7 @@ class Settlement:
 def settle(
     batch: ClaimedBatch, answers: Sequence[Answer], retry: RetryPolicy
 ) -> Settlement:
-    """Settle a batch: decide what becomes of its messages.
+    """Decide on the messages of a batch.
 
     A position passes rows in order of seq: of the rows without an answer, those behind
     the last answer of their lane are left for the next claim; the others get an entry.
@@ -215,7 +215,7 @@ def _gets_entry(row: ClaimedMessage, disposition: Disposition) -> bool:
 def _advances(
     batch: ClaimedBatch, decided: Iterable[_Decided], cuts: Mapping[int, int]
 ) -> Sequence[Advance[Lane]]:
-    """Return what is stored of each lane that the batch has moved on."""
+    """Return the positions to store of the lanes that the batch moves on."""
     new: dict[int, list[_Decided]] = {}
     for row, it in decided:
         if row.waiting is None:

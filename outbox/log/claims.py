@@ -27,7 +27,7 @@ many numbers again; most of them belong to other lanes.
 
 
 class ClaimPlan(NamedTuple):
-    """The parameters of a claim, and what it leaves out.
+    """The parameters of a claim, and its limits.
 
     Attributes:
         far: transactions whose end would make the claim start far below a position, or
@@ -134,7 +134,7 @@ class Claims:
             self._floors = self._floors.forget(min(p.snapshot.xmin for p in known))
 
     def plan(self, lanes: Sequence[LogLane]) -> ClaimPlan:
-        """Return what a claim of these lanes must read."""
+        """Return the plan of a claim of these lanes."""
         reading = [
             (lane.number, lane.progress, lane.progress.parts())
             for lane in lanes

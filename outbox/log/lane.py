@@ -1,4 +1,4 @@
-"""What a reader of a log remembers of a lane."""
+"""A lane, as a reader of a log remembers it."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ class Extent(NamedTuple):
 
 
 class LogLane:
-    """What a reader remembers of a lane. Only its own methods change it.
+    """A lane of a reader. Only its own methods change it.
 
     Attributes:
         progress: how far the lane was read; None: it must be taken over.
@@ -54,7 +54,7 @@ class LogLane:
     def take_over(
         self, progress: Progress, view: ReadView, *, at: float, expires_at: datetime
     ) -> None:
-        """Continue with what a takeover, begun at this time, has found."""
+        """Continue with the result of a takeover that was begun at this time."""
         before = self.progress
         if before is None or before.days[0][0] != progress.days[0][0]:
             self.taken_at = view.next_xid
@@ -107,7 +107,7 @@ AnyLane = TypeVar("AnyLane", bound=LogLane)
 
 
 class Advance(NamedTuple, Generic[AnyLane]):
-    """What a settlement stores of a lane.
+    """The positions that a settlement stores for a lane.
 
     Attributes:
         after: the lane's progress once it has committed.

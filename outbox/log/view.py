@@ -1,4 +1,4 @@
-"""What a statement sees of a log."""
+"""The view that a statement has of a log."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from outbox.log.position import Snapshot
 
 
 class ReadView(NamedTuple):
-    """The snapshot of a statement, and what had been assigned after it was taken."""
+    """The snapshot of a statement, and the numbers assigned by then."""
 
     snapshot: Snapshot
     next_xid: int

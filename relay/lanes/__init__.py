@@ -1,1 +1,1 @@
-"""What a relay knows about the lanes that it leases."""
+"""The lanes that a relay leases: whose turn it is, and which messages may go."""

@@ -1,4 +1,4 @@
-"""The messages of one claim, and what becomes of each."""
+"""The messages of one claim, and their dispositions."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class ClaimedMessage(NamedTuple):
 
     @property
     def identity(self) -> Hashable:
-        """What no other message has, even after a failover to a server without it."""
+        """Unique, even after a failover to a server without the message."""
         run = 0 if self.waiting is None else self.waiting.run
         return self.id, self.created_at, self.seq, run
 
@@ -45,7 +45,7 @@ class ClaimedMessage(NamedTuple):
 
 
 class Disposition(NamedTuple):
-    """What becomes of a message.
+    """The outcome of a claimed message: published, waiting, or given up.
 
     Attributes:
         cause: that of its entry in the log; or `published` or `dead_lettered`; or
@@ -84,7 +84,7 @@ class ClaimedBatch:
 
     Attributes:
         rows: to be published.
-        withheld: messages that are not published now, and why.
+        withheld: messages that are not published now, with the reason.
         extents: how far lanes were read whose positions are to be stored.
     """
 

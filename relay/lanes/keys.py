@@ -80,7 +80,7 @@ class WaitingMessage(NamedTuple):
 
 
 class KeyEnd(Enum):
-    """What follows the next messages of a key."""
+    """The end of the next messages of a key in the log."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -173,7 +173,7 @@ class WaitingClaim:
 
 
 class LogOfKey(NamedTuple):
-    """What the log says about a key, or about messages that wait for a point in time.
+    """The sum of the entries of a key, or of messages that wait for a point in time.
 
     A row of `read_deferrals.sql`.
 
@@ -356,7 +356,7 @@ class LaneKeys:
         return sorted(islice(self.due.values(), most), key=lambda message: message.seq)
 
     def claimed(self, number: int, claim: WaitingClaim) -> None:
-        """Record what a claim has included of this lane.
+        """Record the messages of this lane that a claim has included.
 
         Args:
             number: the lane's.

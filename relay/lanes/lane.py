@@ -1,4 +1,4 @@
-"""What this relay knows about one lane: how far it is read, and what waits in it.
+"""A lane of a relay: how far it is read, and its waiting messages.
 
 How far it is read is described in `outbox/log/progress.py`. Each message passes through
 one claim. If it isn't published by then, it gets an entry in the log; see
@@ -13,7 +13,7 @@ from relay.lanes.keys import LaneKeys, WaitingMessage
 
 
 class Lane(LogLane):
-    """What this relay knows about one lane that it holds. Only its methods change it.
+    """A lane that this relay holds. Only its own methods change it.
 
     Attributes:
         keys: its blocked keys and waiting messages.
@@ -71,7 +71,7 @@ class Lane(LogLane):
         self.woken = False
 
     def put_back(self) -> None:
-        """End what the claim has started."""
+        """End the claim."""
         self.in_flight = False
 
     def release(self, message: WaitingMessage) -> None:
