@@ -25,14 +25,16 @@ CREATE TABLE bench_order (
 """
 
 
-def transactions_a_second(database_url: str, *, clients: int, seconds: int) -> float:
+def transactions_a_second(
+    database_url: str, *, clients: int, seconds: int, transaction: str = TRANSACTION
+) -> float:
     """Run clients that write one row of their own and one message per transaction.
 
     Execute `TABLE` in the database first.
     """
     with TemporaryDirectory() as directory:
         script = Path(directory) / "transaction.sql"
-        script.write_text(TRANSACTION)
+        script.write_text(transaction)
         done = subprocess.run(
             [
                 program(),
