@@ -26,7 +26,12 @@ CREATE TABLE bench_order (
 
 
 def transactions_a_second(
-    database_url: str, *, clients: int, seconds: int, transaction: str = TRANSACTION
+    database_url: str,
+    *,
+    clients: int,
+    seconds: int,
+    transaction: str = TRANSACTION,
+    at_most: int | None = None,
 ) -> float:
     """Run clients that write one row of their own and one message per transaction.
 
@@ -43,6 +48,7 @@ def transactions_a_second(
                 f"--client={clients}",
                 f"--time={seconds}",
                 f"--file={script}",
+                *([] if at_most is None else [f"--rate={at_most}"]),
                 database_url,
             ],
             capture_output=True,
