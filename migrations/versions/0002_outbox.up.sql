@@ -428,6 +428,9 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 SET jit = off  -- many partitions make the estimated cost high enough for it
 AS $body$
+DECLARE
+    -- A bound that the planner knows: it leaves out the days before.
+    v_from timestamptz := (SELECT min(d.starts_at) FROM outbox.partitions('outbox.message') AS d WHERE d.ends_at > since);
 BEGIN
     RETURN QUERY
     WITH occupied AS MATERIALIZED (  -- once for all readers
@@ -436,7 +439,7 @@ BEGIN
          CROSS JOIN generate_series(0, 47) AS l (lane)
           LEFT JOIN LATERAL (
                SELECT m.seq FROM outbox.message AS m
-                WHERE m.lane = l.lane AND m.created_at >= x.starts_at AND m.created_at < x.ends_at
+                WHERE m.lane = l.lane AND m.created_at >= v_from AND m.created_at >= x.starts_at AND m.created_at < x.ends_at
                 ORDER BY m.seq DESC
                 LIMIT 1
                ) AS head ON true
@@ -453,7 +456,7 @@ BEGIN
                   GROUP BY s.reader) AS r (reader, since_seq, since)
       LEFT JOIN LATERAL (
            SELECT q FROM outbox.position AS q
-            WHERE q.reader = r.reader AND q.lane = d.lane AND q.created_at = d.starts_at
+            WHERE q.reader = r.reader AND q.lane = d.lane AND q.created_at >= v_from AND q.created_at = d.starts_at
             ORDER BY q.number DESC
             LIMIT 1
            ) AS stored (position) ON true

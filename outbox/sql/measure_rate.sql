@@ -55,10 +55,11 @@ WITH leased AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT q.id, q.created_at FROM outbox.message AS q
             WHERE q.lane = s.lane AND q.seq = s.up_to AND q.created_at >= s.created_at AND q.created_at < s.ends_at
+              AND q.created_at >= %(since)s
             LIMIT 1
            ) AS m
      WHERE s.published > 0 AND get_byte(uuid_send(m.id), 6) >> 4 = 7
-       AND NOT EXISTS (SELECT FROM outbox.deferral AS d WHERE d.id = m.id AND d.created_at = m.created_at AND d.run = 0)
+       AND NOT EXISTS (SELECT FROM outbox.deferral AS d WHERE d.id = m.id AND d.created_at = m.created_at AND d.created_at >= %(since)s AND d.run = 0)
 )
 SELECT (SELECT sum(r.published / r.seconds)::float8 FROM rate AS r) AS published,
        (SELECT sum(r.dead_lettered / r.seconds)::float8 FROM rate AS r) AS dead_lettered,
