@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from outbox.cloudevents.raw_text import storable
+from outbox.cloudevents.raw_text import storable_reason
 from outbox.limits import MAX_WAIT
 from outbox.log.progress import Day
 from outbox.log.reader import LogReader, Read, Settled
@@ -48,8 +48,6 @@ OUTCOMES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 _ENDS: Final = {"dead_lettered", "ended"}
 _BLOCKS: Final = {"refused", "postponed", "unknown"}
 _WAITS: Final = {*_BLOCKS, "scheduled", "blocked", "aside"}
-_MAX_REASON: Final = 4096
-"""Characters, which the column has room for."""
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
@@ -326,7 +324,7 @@ async def move_to_dead_letters(
 
 
 def _stored(reason: str | None) -> str | None:
-    return None if reason is None else storable(reason)[:_MAX_REASON]
+    return None if reason is None else storable_reason(reason)
 
 
 def _log(rows: Sequence[Claimed]) -> dict[str, object]:
