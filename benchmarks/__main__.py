@@ -30,6 +30,7 @@ QUESTIONS = (
     "disk",
     "settling",
     "takeover",
+    "topic_readers",
     *BROKERS,
     "faststream",
     "aio_pika",

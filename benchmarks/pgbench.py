@@ -25,14 +25,21 @@ CREATE TABLE bench_order (
 """
 
 
-def transactions_a_second(database_url: str, *, clients: int, seconds: int) -> float:
+def transactions_a_second(
+    database_url: str,
+    *,
+    clients: int,
+    seconds: int,
+    transaction: str = TRANSACTION,
+    at_most: int | None = None,
+) -> float:
     """Run clients that write one row of their own and one message per transaction.
 
     Execute `TABLE` in the database first.
     """
     with TemporaryDirectory() as directory:
         script = Path(directory) / "transaction.sql"
-        script.write_text(TRANSACTION)
+        script.write_text(transaction)
         done = subprocess.run(
             [
                 program(),
@@ -41,6 +48,7 @@ def transactions_a_second(database_url: str, *, clients: int, seconds: int) -> f
                 f"--client={clients}",
                 f"--time={seconds}",
                 f"--file={script}",
+                *([] if at_most is None else [f"--rate={at_most}"]),
                 database_url,
             ],
             capture_output=True,

@@ -27,7 +27,7 @@ BEGIN
     -- Where readers began that have stored no position yet: rows above were not there.
     WITH last AS MATERIALIZED (
         SELECT p.reader, p.lane, p.starts_at, p.ends_at, p.last, max((p.last).number) OVER (PARTITION BY p.reader, p.lane) + 1 AS number
-          FROM outbox.last_positions() AS p
+          FROM outbox.last_positions(everywhere => true) AS p
          WHERE (p.last).up_to >= 0
     ), found AS MATERIALIZED (
         SELECT m.id, m.created_at, m.seq, m.lane, CASE WHEN octet_length(m.key) <= 2048 THEN m.key END AS key, p.starts_at, p.reader

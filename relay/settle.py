@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from outbox.cloudevents.raw_text import storable
+from outbox.cloudevents.raw_text import storable_reason
 from outbox.limits import MAX_WAIT
 from outbox.log.lane import Advance, Extent
 from outbox.log.progress import Day
@@ -48,8 +48,6 @@ WRITES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a settlement inserts."""
 
 _ENDS: Final = {"published", "dead_lettered", "ended"}
-_MAX_REASON: Final = 4096
-"""Characters, which the column has room for."""
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
@@ -352,7 +350,7 @@ async def move_to_dead_letters(
 
 
 def _stored(reason: str | None) -> str | None:
-    return None if reason is None else storable(reason)[:_MAX_REASON]
+    return None if reason is None else storable_reason(reason)
 
 
 def _log(rows: Sequence[ClaimedMessage]) -> dict[str, object]:

@@ -7,13 +7,11 @@ all in one transaction.
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
@@ -21,9 +19,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import override
 
 from inbox.connection import connection_of
-from inbox.errors import TransactionEndedError
 from inbox.handlers.attempt import Attempt
-from inbox.transaction import protected
 from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.statement import Statement, statement
 from outbox.message import Message
@@ -56,18 +52,20 @@ class LockedAttempt(Attempt):
 
     @override
     def call(self, first: Any, new: list[Message]) -> None:
-        is_session = not isinstance(first, psycopg.Connection)
         _run(first, Statement.LOCK, self.candidate)
-        with protected(first) if is_session else nullcontext():
-            super().call(first, new)
-        _run(first, Statement.MARK_SUCCEEDED, self.candidate)
+        super().call(first, new)
 
     @override
     async def call_async(self, first: Any, new: list[Message]) -> None:
-        is_session = not isinstance(first, psycopg.AsyncConnection)
         await _run_async(first, Statement.LOCK, self.candidate)
-        async with protected(first) if is_session else nullcontext():
-            await super().call_async(first, new)
+        await super().call_async(first, new)
+
+    @override
+    def settle(self, first: Any) -> None:
+        _run(first, Statement.MARK_SUCCEEDED, self.candidate)
+
+    @override
+    async def settle_async(self, first: Any) -> None:
         await _run_async(first, Statement.MARK_SUCCEEDED, self.candidate)
 
 
@@ -77,7 +75,6 @@ def _run(
     candidate: Candidate,
 ) -> None:
     if isinstance(session, psycopg.Connection):
-        _check_open(session)
         with psycopg.Cursor(session, row_factory=tuple_row) as cursor:
             cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
@@ -93,7 +90,6 @@ async def _run_async(
     candidate: Candidate,
 ) -> None:
     if isinstance(session, psycopg.AsyncConnection):
-        _check_open(session)
         async with psycopg.AsyncCursor(session, row_factory=tuple_row) as cursor:
             await cursor.execute(statement("inbox", name), candidate.parameters())
             is_found = cursor.rowcount > 0
@@ -102,14 +98,6 @@ async def _run_async(
         is_found = bool(await session.run_sync(partial(run_statement, name, values)))
     if not is_found:
         raise TakenError
-
-
-def _check_open(
-    connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]",
-) -> None:
-    # In autocommit mode, the new state of the letter would be committed on its own.
-    if connection.info.transaction_status is TransactionStatus.IDLE:
-        raise TransactionEndedError
 
 
 def run_statement(

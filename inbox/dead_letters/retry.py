@@ -49,6 +49,7 @@ from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs.runner import Attempts, JobRunner
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
 from inbox.verdict import judge
+from outbox.cloudevents.raw_text import storable_reason
 from outbox.dead_letters.letter import Letter, Status
 from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
 from outbox.dead_letters.schedule import RetrySchedule
@@ -198,7 +199,8 @@ class HandlerRetrier:
         reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
         values = Candidate(letter.id, letter.created_at).parameters()
         await self.fetch(
-            Statement.MARK_DISCARDED, {**values, "reason": reason, "person": None}
+            Statement.MARK_DISCARDED,
+            {**values, "reason": storable_reason(reason), "person": None},
         )
         self._notify(MessageCancelled.of(self._consumer, message))
 

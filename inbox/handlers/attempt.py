@@ -152,6 +152,15 @@ class Attempt:
                 result = await call(*terms.arguments.of(first, message))
             refuse_unrun(call, result)
 
+    def settle(self, first: Any) -> None:
+        """Do what belongs in the transaction after the handler; this one does nothing.
+
+        The handler has left the transaction intact.
+        """
+
+    async def settle_async(self, first: Any) -> None:
+        """See `settle`."""
+
     def _upcast(self, new: list[Message]) -> Message | list[Message]:
         self.running.began = time.monotonic()
         # A message is upcast before it joins a batch, so it fails alone.

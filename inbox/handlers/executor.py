@@ -176,6 +176,7 @@ class Executor:
                         async with protected(session, *attempt.receipts(new)):
                             with failing:
                                 await call_async(attempt.call_async, session, new)
+                    await attempt.settle_async(session)
         return {message.id for message in new}
 
     def _attempt(self, attempt: Attempt) -> set[UUID]:
@@ -188,6 +189,7 @@ class Executor:
             if new:
                 with own, protected(session, *attempt.receipts(new)):
                     attempt.call(session, new)
+                attempt.settle(session)
         return {message.id for message in new}
 
     async def transact(self, function: Callable[[Session], T]) -> T:

@@ -221,6 +221,7 @@ class PoolExecutor(Executor):
                 if new := receipts.new:
                     with receipts.protected(connection), failing:
                         await call_async(attempt.call_async, connection, new)
+                    await attempt.settle_async(connection)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
             raise _error_of(error) from None
@@ -253,6 +254,7 @@ class PoolExecutor(Executor):
                 if new := receipts.new:
                     with receipts.protected(connection):
                         attempt.call(connection, new)
+                    attempt.settle(connection)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
             raise _error_of(error) from None

@@ -8,8 +8,8 @@ from typing import Any
 from inbox.handlers.routes import Routes, name_of
 from inbox.handlers.signature import Takes
 from inbox.handlers.terms import Terms
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
+from outbox.duration import check_duration, exact_duration
+from outbox.errors import ConfigError, check_type
 
 
 @dataclass(eq=False)
@@ -33,9 +33,11 @@ class Registered:
         """Refuse invalid terms of its kind.
 
         Raises:
-            ConfigError: the size or the lease is below its minimum.
+            ConfigError: the size or the lease is of another type, or below its minimum.
         """
         self.__qualname__ = name_of(self.call)
+        check_type("max_size", self.size, int, "pass a whole number")
+        check_duration("lease", self.lease)
         if self.takes is Takes.MANY and self.size < 2:
             raise ConfigError(f"max_size={self.size}: must be at least 2")
         if self.takes is Takes.JOB and self.lease < timedelta(seconds=1):

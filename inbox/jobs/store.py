@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 
 from inbox.connection import connection_of
 from inbox.handlers.outcome import Cancelled, Handled, JobOutcome, Later, Spent
-from outbox.cloudevents.raw_text import storable
+from outbox.cloudevents.raw_text import storable, storable_reason
 from outbox.message import Message
 from outbox.message_id import moment_of
 from outbox.postgres.sql_files import load
@@ -169,6 +169,7 @@ def finish_job(
     reason: str | None = None,
 ) -> bool:
     """End a job permanently; return False if the lease is lost."""
+    reason = reason and storable_reason(reason)
     values = {"state": state.value, "reason": reason, "attempts": attempts}
     return _run(session, "finish_job", leased, **values) is not None
 
@@ -186,6 +187,7 @@ def return_job(
     Only a failure counts as an attempt. A job in the state FAILURE doesn't wait for
     another start, but can be reopened.
     """
+    reason = reason and storable_reason(reason)
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
     return _run(session, "return_job", leased, **values) is not None
 

@@ -46,6 +46,10 @@ COMMENT ON COLUMN outbox.message.available_at IS 'when the writer wants it publi
 -- The claim: the rows of a lane, in order.
 CREATE INDEX message_lane_idx ON outbox.message (lane, seq);
 
+-- The topics that there are, without reading the messages: which of them no reader gets. Its order is that of
+-- bytes, in which the topics with a common prefix are one range.
+CREATE INDEX message_topic_idx ON outbox.message (topic COLLATE "C");
+
 -- Rows that committed late, by their transaction: a reader looks for them far below its position, where
 -- the index on seq would read everything since. xid8 has no operator class for BRIN.
 CREATE INDEX message_xid_idx ON outbox.message
@@ -241,23 +245,73 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.is_unrouted IS 'whether no reader gets a message, nor got it before the reader was dropped';
 
-CREATE FUNCTION outbox.unrouted_messages(above bigint DEFAULT -1, at_most integer DEFAULT NULL) RETURNS SETOF outbox.message
+-- Goes through the topics in order and, from one that a subscription includes, to the first one beyond all that
+-- this subscription includes: an index search for each subscription that has messages there. A subscription that
+-- began or ended while the messages were added doesn't count here: the messages of its topics are read.
+CREATE FUNCTION outbox.unrouted_in(messages text, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT NULL)
+RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, schema_version integer,
+               topic text, key text, tenant text, available_at timestamptz)
 LANGUAGE plpgsql STABLE ROWS 10 {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_nestloop = on  -- its caller may have turned it off
+SET jit = off
 AS $body$
 BEGIN
-    -- Usually one reader gets everything.
-    IF NOT EXISTS (SELECT FROM outbox.subscription AS s WHERE s.topic = '*' AND s.since_seq = -1 AND s.ended_at IS NULL) THEN
-        RETURN QUERY
+    RETURN QUERY EXECUTE format($query$
+        WITH RECURSIVE first AS MATERIALIZED (
+            SELECT min(f.seq) AS seq
+              FROM generate_series(0, 47) AS l (lane)
+             CROSS JOIN LATERAL (SELECT m.seq FROM %1$s AS m WHERE m.lane = l.lane AND %2$s ORDER BY m.seq LIMIT 1) AS f
+        ), included AS MATERIALIZED (
+            SELECT s.topic, CASE WHEN right(s.topic, 1) = '*' THEN left(s.topic, -1) END AS prefix
+              FROM outbox.subscription AS s, first AS f
+             WHERE coalesce(s.ended_at >= $1, s.ended_at IS NULL) AND s.since_seq < f.seq
+        ), found AS (
+            SELECT NULL::text AS topic, '' COLLATE "C" AS above, true AS is_included
+             UNION ALL
+            SELECT t.topic, greatest(t.topic COLLATE "C", i.last), i.last IS NOT NULL
+              FROM found AS f
+             CROSS JOIN LATERAL (SELECT m.topic FROM %1$s AS m WHERE m.topic COLLATE "C" > f.above AND %2$s
+                                  ORDER BY m.topic COLLATE "C" LIMIT 1) AS t
+             CROSS JOIN LATERAL (
+                   -- No character is higher.
+                   SELECT max(coalesce(i.prefix || chr(1114111), i.topic) COLLATE "C") AS last
+                     FROM included AS i
+                    WHERE t.topic = i.topic OR starts_with(t.topic, i.prefix)
+                   ) AS i
+        )
         SELECT m.*
-          FROM generate_series(0, 47) AS l (lane)
-         CROSS JOIN LATERAL (SELECT * FROM outbox.message AS q WHERE q.lane = l.lane AND q.seq > above OFFSET 0) AS m
-         WHERE outbox.is_unrouted(m.topic, m.seq, m.xid, m.created_at)
-         LIMIT at_most;
-    END IF;
+          FROM found AS f
+         CROSS JOIN LATERAL (
+               SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at
+                 FROM %1$s AS m
+                WHERE m.topic COLLATE "C" = f.topic AND %2$s
+                  AND NOT EXISTS (SELECT FROM outbox.subscription AS s
+                                   WHERE (s.ended_at IS NULL OR s.ended_at > m.created_at)
+                                     AND outbox.includes(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
+               ) AS m
+         WHERE NOT f.is_included
+         LIMIT $2 $query$,
+        messages, format('m.created_at >= %L AND m.created_at < %L', starts_at, ends_at)) USING ends_at, at_most;
 END
 $body$;
-COMMENT ON FUNCTION outbox.unrouted_messages IS
-    'messages that no reader gets, with a higher seq; reads all of them, unless one reader gets everything';
+COMMENT ON FUNCTION outbox.unrouted_in IS
+    'messages of a partition that no reader gets, nor got before it was dropped; from the partition itself, or from outbox.message';
+
+CREATE FUNCTION outbox.unrouted_messages(at_most integer DEFAULT NULL)
+RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, schema_version integer,
+               topic text, key text, tenant text, available_at timestamptz)
+LANGUAGE sql STABLE ROWS 10 {pinned}
+BEGIN ATOMIC
+    SELECT m.*
+      FROM outbox.partitions('outbox.message') AS d
+     CROSS JOIN LATERAL outbox.unrouted_in('outbox.message', d.starts_at, d.ends_at, at_most) AS m
+     WHERE NOT d.detach_pending AND NOT d.is_default
+     LIMIT at_most;
+END;
+COMMENT ON FUNCTION outbox.unrouted_messages IS 'messages that no reader gets, found without reading those that one gets';
 
 -- The first position of a message's lane and day that reaches its seq covers it, unless it committed late.
 CREATE VIEW outbox.covered_message AS
@@ -367,39 +421,55 @@ COMMENT ON VIEW outbox.deferred_message IS
     'messages that wait after their first claim, and replays that were requested: as outbox.message_status shows them';
 COMMENT ON COLUMN outbox.deferred_message.available_at IS 'when it is due; null: when its key is free';
 
-CREATE FUNCTION outbox.last_positions(since timestamptz DEFAULT '-infinity')
-RETURNS TABLE (lane smallint, starts_at timestamptz, ends_at timestamptz, up_to bigint, last outbox.position, reader text)
+CREATE FUNCTION outbox.last_positions(since timestamptz DEFAULT '-infinity', everywhere boolean DEFAULT false)
+RETURNS TABLE (lane smallint, starts_at timestamptz, ends_at timestamptz, up_to bigint, last outbox.position, reader text, last_seq bigint)
 LANGUAGE plpgsql STABLE ROWS 100 {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET enable_bitmapscan = off
+SET enable_sort = off
 SET jit = off  -- many partitions make the estimated cost high enough for it
 AS $body$
+DECLARE
+    -- A bound that the planner knows: it leaves out the days before.
+    v_from timestamptz := (SELECT min(d.starts_at) FROM outbox.partitions('outbox.message') AS d WHERE d.ends_at > since);
 BEGIN
     RETURN QUERY
-    SELECT l.lane::smallint, d.starts_at, d.ends_at,
+    WITH occupied AS MATERIALIZED (  -- once for all readers
+        SELECT l.lane::smallint, x.starts_at, x.ends_at, head.seq AS last_seq
+          FROM outbox.partitions('outbox.message') AS x
+         CROSS JOIN generate_series(0, 47) AS l (lane)
+          LEFT JOIN LATERAL (
+               SELECT m.seq FROM outbox.message AS m
+                WHERE m.lane = l.lane AND m.created_at >= v_from AND m.created_at >= x.starts_at AND m.created_at < x.ends_at
+                ORDER BY m.seq DESC
+                LIMIT 1
+               ) AS head ON true
+         WHERE x.ends_at > last_positions.since AND (head.seq IS NOT NULL OR everywhere)
+    )
+    SELECT d.lane, d.starts_at, d.ends_at,
            -- Not one from before the sequence was set back.
            CASE WHEN (p.last).up_to <= (SELECT q.last_value FROM outbox.message_seq AS q) THEN (p.last).up_to ELSE -9223372036854775808 END,
-           p.last, r.reader
-      FROM (SELECT s.reader, min(s.since_seq), (array_agg(s.since ORDER BY s.since_seq))[1]
-              FROM outbox.subscription AS s
-             WHERE s.ended_at IS NULL AND NOT s.is_discarded
-             GROUP BY s.reader) AS r (reader, since_seq, since)
-     CROSS JOIN outbox.partitions('outbox.message') AS d
-     CROSS JOIN generate_series(0, 47) AS l (lane)
+           p.last, r.reader, d.last_seq
+      FROM occupied AS d
+     CROSS JOIN (SELECT s.reader, min(s.since_seq), (array_agg(s.since ORDER BY s.since_seq))[1]
+                   FROM outbox.subscription AS s
+                  WHERE s.ended_at IS NULL AND NOT s.is_discarded
+                  GROUP BY s.reader) AS r (reader, since_seq, since)
       LEFT JOIN LATERAL (
            SELECT q FROM outbox.position AS q
-            WHERE q.reader = r.reader AND q.lane = l.lane AND q.created_at = d.starts_at
+            WHERE q.reader = r.reader AND q.lane = d.lane AND q.created_at >= v_from AND q.created_at = d.starts_at
             ORDER BY q.number DESC
             LIMIT 1
            ) AS stored (position) ON true
      CROSS JOIN LATERAL (
            SELECT coalesce(stored.position,
-                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader,
+                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, d.lane, r.reader,
                                r.since, NULL, pg_snapshot_xmax(r.since))::outbox.position)
-           ) AS p (last)
-     WHERE d.ends_at > last_positions.since;
+           ) AS p (last);
 END
 $body$;
 COMMENT ON FUNCTION outbox.last_positions IS
-    'the position in force of each reader, lane and day, or where the reader began, and a seq: only a late message at or below it is not covered';
+    'the position in force of each reader in each lane and day with messages, or everywhere, or where the reader began, and a seq: only a late message at or below it is not covered';
 
 -- Hidden are the transactions that were open when a claim looked. Relays look for their rows as soon as
 -- they end; so it is enough to know those of the last minutes, and those of which a part was claimed.
@@ -410,12 +480,16 @@ LANGUAGE plpgsql STABLE ROWS 10 {pinned}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off
 AS $body$
-DECLARE
-    v_base bigint := (SELECT max(b.seq) FROM outbox.base AS b);
-    v_hidden bigint[] := ARRAY(
-        SELECT DISTINCT x::text::bigint
-          FROM (SELECT p.last, max((p.last).settled_at) OVER (PARTITION BY p.reader) - interval '10 minutes' AS recent
-                  FROM outbox.last_positions(since) AS p) AS p
+BEGIN
+    RETURN QUERY
+    WITH base AS MATERIALIZED (
+        SELECT max(b.seq) AS seq FROM outbox.base AS b
+    ), last AS MATERIALIZED (
+        SELECT p.*, max((p.last).settled_at) OVER (PARTITION BY p.reader) - interval '10 minutes' AS recent
+          FROM outbox.last_positions(since) AS p
+    ), hidden AS MATERIALIZED (
+        SELECT array_agg(DISTINCT x::text::bigint) AS xids
+          FROM last AS p
          CROSS JOIN LATERAL (
                SELECT pg_snapshot_xip((p.last).snapshot)
                 UNION ALL
@@ -423,20 +497,22 @@ DECLARE
                  FROM generate_series(pg_snapshot_xmax((p.last).snapshot)::text::bigint,
                                       -- A transaction with many savepoints has many ids, of which the first counts.
                                       least((p.last).next_xid::text::bigint, pg_snapshot_xmax((p.last).snapshot)::text::bigint + 10000) - 1) AS n
-               ) AS hidden (x)
-         WHERE (p.last).up_to > v_base AND ((p.last).settled_at > p.recent OR (p.last).late_up_to IS NOT NULL OR p.recent IS NULL)
-           AND x <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
-BEGIN
-    IF cardinality(v_hidden) > 0 THEN
-        RETURN QUERY
-        SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at, p.reader
-          FROM outbox.message AS m
-          JOIN outbox.last_positions(since) AS p ON p.lane = m.lane AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
-         WHERE (m.xid::text)::bigint = ANY (v_hidden) AND m.created_at >= since
-           AND m.seq <= p.up_to AND NOT outbox.covers(p.last, m.seq, m.xid, v_base)
-           AND EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = p.reader AND outbox.brings(s, m.topic, m.seq, m.xid, v_base))
-         LIMIT at_most;
-    END IF;
+               ) AS open (x)
+         WHERE (p.last).up_to > (SELECT b.seq FROM base AS b)
+           AND ((p.last).settled_at > p.recent OR (p.last).late_up_to IS NOT NULL OR p.recent IS NULL)
+           AND x <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))
+    )
+    SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at, p.reader
+      FROM (SELECT q.id, q.created_at, q.seq, q.xid, q.lane, q.schema_version, q.topic, q.key, q.tenant, q.available_at
+              FROM outbox.message AS q
+             WHERE (SELECT h.xids IS NOT NULL FROM hidden AS h)
+               AND (q.xid::text)::bigint = ANY (ARRAY(SELECT unnest(h.xids) FROM hidden AS h)) AND q.created_at >= since
+            OFFSET 0) AS m
+      JOIN last AS p ON p.lane = m.lane AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+     WHERE m.seq <= p.up_to AND NOT outbox.covers(p.last, m.seq, m.xid, (SELECT b.seq FROM base AS b))
+       AND EXISTS (SELECT FROM outbox.subscription AS s
+                    WHERE s.reader = p.reader AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT b.seq FROM base AS b)))
+     LIMIT at_most;
 END
 $body$;
 COMMENT ON FUNCTION outbox.late_messages IS
@@ -453,7 +529,7 @@ SELECT fresh.id, fresh.created_at, fresh.seq, fresh.lane, fresh.schema_version, 
        CROSS JOIN LATERAL (
              SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at
                FROM outbox.message AS m
-              WHERE m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+              WHERE p.last_seq > p.up_to AND m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
                 AND outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader

@@ -85,11 +85,81 @@ SELECT p.parent_table,
  GROUP BY p.parent_table, p.retention, p.premake;
 COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
 
+-- What readers of topics have not read of a partition. Only those count that have a message there: one search of
+-- the topics for each subscription. Below the position of a reader in a lane, only rows whose transaction wasn't
+-- over when it looked can be uncovered; and none are below it, if it lies before the first row of the lane.
+CREATE FUNCTION outbox.unread_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer)
+RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text, reader text)
+LANGUAGE plpgsql STABLE ROWS 10 {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET enable_bitmapscan = on  -- its caller may have turned these off
+SET enable_nestloop = on
+SET jit = off
+AS $body$
+BEGIN
+    RETURN QUERY EXECUTE format($query$
+        WITH base AS MATERIALIZED (
+            SELECT max(b.seq) AS seq FROM outbox.base AS b
+        ), reader AS MATERIALIZED (
+            SELECT s.reader, min(s.since_seq) AS since_seq, (array_agg(s.since ORDER BY s.since_seq))[1] AS since
+              FROM outbox.subscription AS s
+             CROSS JOIN LATERAL (
+                   -- No character is higher.
+                   SELECT CASE WHEN right(s.topic, 1) = '*' THEN left(s.topic, -1) ELSE s.topic END,
+                          CASE WHEN right(s.topic, 1) = '*' THEN left(s.topic, -1) || chr(1114111) ELSE s.topic END
+                   ) AS t (first, last)
+             WHERE s.ended_at IS NULL AND NOT s.is_discarded
+             GROUP BY s.reader
+            HAVING NOT bool_or(s.topic = '*' AND s.since_seq = -1)
+               AND bool_or(EXISTS (SELECT FROM %1$s AS m WHERE m.topic COLLATE "C" BETWEEN t.first AND t.last
+                                    ORDER BY m.topic COLLATE "C" LIMIT 1))
+        ), lane AS MATERIALIZED (
+            SELECT l.lane, f.seq AS first_seq
+              FROM generate_series(0, 47) AS l (lane)
+             CROSS JOIN LATERAL (SELECT m.seq FROM %1$s AS m WHERE m.lane = l.lane ORDER BY m.seq LIMIT 1) AS f
+        ), position AS MATERIALIZED (
+            SELECT r.reader, l.lane, l.first_seq, coalesce(q.up_to, r.since_seq) AS up_to,
+                   coalesce(q.snapshot, r.since) AS snapshot, q.late_up_to, q.late_snapshot
+              FROM reader AS r
+             CROSS JOIN lane AS l
+              LEFT JOIN LATERAL (
+                   SELECT p.* FROM outbox.position AS p
+                    WHERE p.reader = r.reader AND p.lane = l.lane AND p.created_at = $1
+                    ORDER BY p.number DESC
+                    LIMIT 1
+                   ) AS q ON true
+        ), uncovered AS (
+            SELECT p.reader, 'unclaimed' AS cause, m.*
+              FROM (SELECT p.lane, min(p.up_to) AS up_to FROM position AS p GROUP BY p.lane) AS l
+             CROSS JOIN LATERAL (SELECT * FROM %1$s AS q WHERE q.lane = l.lane AND q.seq > l.up_to OFFSET 0) AS m
+              JOIN position AS p ON p.lane = m.lane AND m.seq > p.up_to
+             UNION ALL
+            SELECT p.reader, 'inserted late', m.*
+              FROM (SELECT * FROM %1$s AS q
+                     WHERE (q.xid::text)::bigint >= (SELECT min(pg_snapshot_xmin(p.snapshot)::text::bigint)
+                                                       FROM position AS p WHERE p.up_to >= p.first_seq) OFFSET 0) AS m
+              JOIN position AS p ON p.lane = m.lane AND m.seq <= p.up_to
+             WHERE NOT (m.seq <= (SELECT b.seq FROM base AS b) OR pg_visible_in_snapshot(m.xid, p.snapshot)
+                        OR coalesce(m.seq <= p.late_up_to AND pg_visible_in_snapshot(m.xid, p.late_snapshot), false))
+        )
+        SELECT m.id, m.created_at, m.seq, m.lane, m.topic, m.key, m.tenant, m.cause, m.reader
+          FROM uncovered AS m
+         WHERE EXISTS (SELECT FROM outbox.subscription AS s
+                        WHERE s.reader = m.reader AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT b.seq FROM base AS b)))
+           AND (SELECT true FROM outbox.deferral AS d
+                 WHERE d.id = m.id AND d.created_at = m.created_at AND d.created_at >= $1 AND d.created_at < $2
+                   AND (d.reader = m.reader) IS TRUE LIMIT 1) IS NULL
+         LIMIT $3 $query$, partition) USING starts_at, ends_at, at_most;
+END
+$body$;
+COMMENT ON FUNCTION outbox.unread_messages IS
+    'messages of a partition that readers of topics have not claimed, up to at_most; cause is unclaimed, or inserted late (below the position)';
+
 -- The gate of outbox.message, for each reader. Positions count the messages that they cover. In a lane
 -- where the numbers agree, only messages in the log can be open. The others are read: for messages that
 -- aren't covered, and if there are none, for those that were covered without being claimed. These committed
 -- after a position had passed them, or else any can be one; an entry 'settled', as a replay gets it, accounts
--- for them. A reader that gets only some of the messages has no such count.
+-- for them. A reader that gets only some of the messages has no such count: see outbox.unread_messages.
 CREATE FUNCTION outbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text, reader text)
 LANGUAGE plpgsql STABLE {pinned}
@@ -121,23 +191,18 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     v_left := v_left - v_found;
     FOR v_reader IN
-        SELECT s.reader AS name, bool_or(s.topic = '*' AND s.since_seq = -1) AS gets_all
+        SELECT s.reader AS name
           FROM outbox.subscription AS s
-         WHERE s.ended_at IS NULL AND NOT s.is_discarded
-         GROUP BY s.reader
+         WHERE s.ended_at IS NULL AND NOT s.is_discarded AND s.topic = '*' AND s.since_seq = -1
     LOOP
-        v_lanes := ARRAY(SELECT generate_series(0, 47));
-        v_passed := '{}';
-        IF v_reader.gets_all THEN
-            EXECUTE format($query$
-                SELECT array_agg(l.lane), array_agg(l.lane) FILTER (WHERE counted.messages > coalesce(covered.messages, 0))
-                  FROM generate_series(0, 47) AS l (lane)
-                  LEFT JOIN (SELECT p.lane, sum(p.messages) FROM outbox.position AS p
-                              WHERE p.reader = $2 AND p.created_at = $1 GROUP BY p.lane) AS covered (lane, messages) ON covered.lane = l.lane
-                 CROSS JOIN LATERAL (SELECT count(*) FROM %s AS m WHERE m.lane = l.lane) AS counted (messages)
-                 WHERE counted.messages <> coalesce(covered.messages, 0) $query$, partition)
-                INTO v_lanes, v_passed USING starts_at, v_reader.name;
-        END IF;
+        EXECUTE format($query$
+            SELECT array_agg(l.lane), array_agg(l.lane) FILTER (WHERE counted.messages > coalesce(covered.messages, 0))
+              FROM generate_series(0, 47) AS l (lane)
+              LEFT JOIN (SELECT p.lane, sum(p.messages) FROM outbox.position AS p
+                          WHERE p.reader = $2 AND p.created_at = $1 GROUP BY p.lane) AS covered (lane, messages) ON covered.lane = l.lane
+             CROSS JOIN LATERAL (SELECT count(*) FROM %s AS m WHERE m.lane = l.lane) AS counted (messages)
+             WHERE counted.messages <> coalesce(covered.messages, 0) $query$, partition)
+            INTO v_lanes, v_passed USING starts_at, v_reader.name;
         RETURN QUERY EXECUTE format($query$
             SELECT m.id, m.created_at, m.seq, m.lane, m.topic, m.key, m.tenant,
                    CASE WHEN m.seq <= (p.last).up_to THEN 'inserted late' ELSE 'unclaimed' END, $5
@@ -145,10 +210,9 @@ BEGIN
               LEFT JOIN LATERAL (SELECT q FROM outbox.position AS q WHERE q.reader = $5 AND q.lane = l.lane AND q.created_at = $2
                                   ORDER BY q.number DESC LIMIT 1) AS p (last) ON true
              CROSS JOIN LATERAL (SELECT * FROM %s AS q WHERE q.lane = l.lane AND outbox.covers(p.last, q.seq, q.xid, $3) IS NOT TRUE OFFSET 0) AS m
-             WHERE ($6 OR EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = $5 AND outbox.brings(s, m.topic, m.seq, m.xid, $3)))
-               AND (SELECT true FROM outbox.deferral AS d
+             WHERE (SELECT true FROM outbox.deferral AS d
                      WHERE d.id = m.id AND d.created_at = m.created_at AND (d.reader = $5) IS TRUE LIMIT 1) IS NULL
-             LIMIT $4 $query$, partition) USING v_lanes, starts_at, v_base, v_left, v_reader.name, v_reader.gets_all;
+             LIMIT $4 $query$, partition) USING v_lanes, starts_at, v_base, v_left, v_reader.name;
         GET DIAGNOSTICS v_found = ROW_COUNT;
         v_left := v_left - v_found;
         IF v_found = 0 THEN
@@ -168,14 +232,11 @@ BEGIN
             v_left := v_left - v_found;
         END IF;
     END LOOP;
-    -- Usually one reader gets everything.
-    IF NOT EXISTS (SELECT FROM outbox.subscription AS s WHERE s.topic = '*' AND s.since_seq = -1 AND s.ended_at IS NULL) THEN
-        RETURN QUERY EXECUTE format($query$
-            SELECT m.id, m.created_at, m.seq, m.lane, m.topic, m.key, m.tenant, 'unrouted', NULL::text
-              FROM %s AS m
-             WHERE outbox.is_unrouted(m.topic, m.seq, m.xid, m.created_at)
-             LIMIT $1 $query$, partition) USING v_left;
-    END IF;
+    RETURN QUERY SELECT u.* FROM outbox.unread_messages(partition, starts_at, ends_at, v_left) AS u;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    RETURN QUERY
+    SELECT u.id, u.created_at, u.seq, u.lane, u.topic, u.key, u.tenant, 'unrouted', NULL::text
+      FROM outbox.unrouted_in(partition::text, starts_at, ends_at, v_left - v_found) AS u;
 END
 $body$;
 COMMENT ON FUNCTION outbox.unsettled_messages IS

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from typing_extensions import override
 
 from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
+from outbox.limits import MAX_PAYLOAD_BYTES
 
 DIRECT: Final = "direct"
 """The identity of the broker of readers whose messages consumers read themselves."""
@@ -28,10 +29,7 @@ class PostgresOptions(BrokerOptions):
         "the outbox; `drop`: it counts as published",
     )
     max_payload_bytes: int = payload_limit(
-        # PostgreSQL accepts values of almost 1 GiB, but a dump doubles their size, and
-        # a batch with such a payload takes longer than a publish is allowed to.
-        128 * 1024 * 1024,
-        more="; PostgreSQL itself takes no value of 1 GiB",
+        MAX_PAYLOAD_BYTES, more="; the table takes no larger one"
     )
     lease: timedelta = option(
         Form.duration(),

@@ -14,6 +14,7 @@ import typer
 from typing_extensions import override
 
 from outbox.cli.output import to_json
+from outbox.cloudevents.raw_text import MAX_REASON, storable
 from outbox.duration import exact_duration, read_duration, read_moment, read_rate
 from outbox.errors import ConfigError
 from outbox.logs.event_record import STACKTRACE
@@ -103,8 +104,22 @@ ConsumerPath: TypeAlias = Annotated[
         help="Where the Consumer is whose handlers are called for retries.",
     ),
 ]
+
+
+def _as_reason(text: str) -> str:
+    text = storable(text)
+    if len(text) > MAX_REASON:
+        raise typer.BadParameter(
+            f"has {len(text):,} characters: use at most {MAX_REASON:,}"
+        )
+    return text
+
+
 Reason: TypeAlias = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; stored with it.")
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", help="Why; stored with it.", callback=_as_reason
+    ),
 ]
 
 

@@ -9,6 +9,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Final
 
+MAX_REASON: Final = 4096
+"""The most characters of a stored reason: with 4 bytes each, they are 16 KiB."""
 _BASE64: Final = "data:;base64,"
 
 
@@ -47,3 +49,8 @@ def storable(text: str) -> str:
     They become `\0` and, for example, `\ud800`.
     """
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def storable_reason(text: str) -> str:
+    """Make a text storable, and so short that every table takes it as a reason."""
+    return storable(text)[:MAX_REASON]

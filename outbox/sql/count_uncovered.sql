@@ -14,7 +14,8 @@ WITH last AS MATERIALIZED (
             CROSS JOIN LATERAL (
                   SELECT q.lane, q.seq, q.created_at, q.topic, q.tenant, q.available_at
                     FROM outbox.message AS q
-                   WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+                   WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+                     AND q.created_at >= %(since)s  -- so that it is planned for these days alone
                      AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
                      AND EXISTS (SELECT FROM outbox.subscription AS s
                                   WHERE s.reader = p.reader

@@ -1,7 +1,6 @@
--- Does:  Find topics of messages that no reader gets, and the last seq drawn.
--- Takes: above (a seq above which to look)
--- Gives: seq (above which to look next), messages, topics (up to 20)
--- Index: message_lane_idx; reads all messages above
-SELECT coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1) AS seq, count(*) AS messages,
-       (array_agg(DISTINCT m.topic))[:20] AS topics
-  FROM outbox.unrouted_messages(%(above)s) AS m
+-- Does:  Count messages that no reader gets.
+-- Takes: nothing
+-- Gives: messages, topics (up to 20)
+-- Index: message_topic_idx of every partition; reads these messages, and all of a topic in days in which a reader of it began or ended
+SELECT count(*) AS messages, (array_agg(DISTINCT m.topic))[:20] AS topics
+  FROM outbox.unrouted_messages() AS m

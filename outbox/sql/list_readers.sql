@@ -20,7 +20,7 @@ SELECT r.reader, r.broker, s.topics, s.discards, r.created_at, s.dropped_at, ope
                       CROSS JOIN LATERAL (
                             SELECT q.created_at
                               FROM outbox.message AS q
-                             WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+                             WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
                                AND EXISTS (SELECT FROM outbox.subscription AS s
                                             WHERE s.reader = p.reader
                                               AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

@@ -12,7 +12,7 @@ SELECT m.id, m.created_at, m.topic, m.key, m.tenant, m.state, m.attempts, m.run,
              SELECT q.id, q.created_at, q.topic, q.key, q.tenant, q.available_at,
                     CASE WHEN q.available_at > now() THEN 'scheduled' ELSE 'ready' END AS state
                FROM outbox.message AS q
-              WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+              WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
                 AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader

@@ -7,6 +7,7 @@ WITH leased AS MATERIALIZED (
       FROM outbox.subscription AS s
      CROSS JOIN generate_series(0, 47) AS l (lane)
      WHERE s.ended_at IS NULL AND NOT s.is_discarded
+       AND EXISTS (SELECT FROM outbox.message AS m WHERE m.lane = l.lane AND m.created_at >= %(since)s ORDER BY m.seq OFFSET 0)
 ), settlement AS MATERIALIZED (
     SELECT l.lane, l.reader, s.*
       FROM leased AS l
@@ -14,7 +15,7 @@ WITH leased AS MATERIALIZED (
            SELECT p.created_at, p.ends_at, p.settled_at, p.up_to, p.messages - p.deferred AS published,
                   row_number() OVER (ORDER BY p.up_to DESC, p.number DESC) = %(most)s AS is_last
              FROM outbox.position AS p
-            WHERE p.reader = l.reader AND p.lane = l.lane AND p.created_at >= %(since)s
+            WHERE p.reader = l.reader AND p.lane = l.lane AND p.created_at >= %(since)s AND p.created_at <= now()
             ORDER BY p.up_to DESC, p.number DESC
             LIMIT %(most)s
            ) AS s
@@ -25,7 +26,7 @@ WITH leased AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT d.deferred_at, d.outcome, row_number() OVER (ORDER BY d.entry DESC) = %(most)s AS is_last
              FROM outbox.deferral AS d
-            WHERE d.reader = l.reader AND d.lane = l.lane AND d.created_at >= %(since)s
+            WHERE d.reader = l.reader AND d.lane = l.lane AND d.created_at >= %(since)s AND d.created_at <= now()
             ORDER BY d.entry DESC
             LIMIT %(most)s
            ) AS e
@@ -54,10 +55,11 @@ WITH leased AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT q.id, q.created_at FROM outbox.message AS q
             WHERE q.lane = s.lane AND q.seq = s.up_to AND q.created_at >= s.created_at AND q.created_at < s.ends_at
+              AND q.created_at >= %(since)s
             LIMIT 1
            ) AS m
      WHERE s.published > 0 AND get_byte(uuid_send(m.id), 6) >> 4 = 7
-       AND NOT EXISTS (SELECT FROM outbox.deferral AS d WHERE d.id = m.id AND d.created_at = m.created_at AND d.run = 0)
+       AND NOT EXISTS (SELECT FROM outbox.deferral AS d WHERE d.id = m.id AND d.created_at = m.created_at AND d.created_at >= %(since)s AND d.run = 0)
 )
 SELECT (SELECT sum(r.published / r.seconds)::float8 FROM rate AS r) AS published,
        (SELECT sum(r.dead_lettered / r.seconds)::float8 FROM rate AS r) AS dead_lettered,

@@ -6,7 +6,7 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from outbox.cloudevents.raw_text import storable
+from outbox.cloudevents.raw_text import storable_reason
 from outbox.dead_letters.letter import Letter
 from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
 from outbox.dead_letters.schedule import RetrySchedule
@@ -108,8 +108,7 @@ class PublishingRetrier:
                 await _run(connection, Statement.MARK_SUCCEEDED, found)
             else:
                 failure = Failure(
-                    reason=storable(nacked.reason)[:MAX_REASON],
-                    delay=nacked.retry_after,
+                    reason=storable_reason(nacked.reason), delay=nacked.retry_after
                 )
                 values = failure.parameters(letter, self._schedule.delay)
                 await _run(connection, Statement.MARK_PENDING, values)

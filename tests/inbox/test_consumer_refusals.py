@@ -54,6 +54,20 @@ def test_a_lease_that_is_too_short_is_refused() -> None:
         consumer(SYNC).job("orders", lease=timedelta(milliseconds=1))(print)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ({"batch": 2.5}, "max_size=2.5: must be of type int"),
+        ({"lease": 30}, "lease=30"),
+    ],
+)
+def test_the_size_of_a_batch_and_a_lease_of_another_type_are_refused(
+    kind: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        handles(consumer(SYNC), "orders", **kind)(print)
+
+
 def test_anything_but_a_session_factory_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't a session factory"):
         consumer("postgresql://")

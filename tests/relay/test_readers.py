@@ -236,6 +236,10 @@ async def test_a_message_that_no_reader_gets_is_reported_and_kept(
     assert (None, "mistyped", "unrouted") in holding(database_url)
     unrouted = "SELECT topic FROM outbox.unsettled_message WHERE state = 'unrouted'"
     assert execute(database_url, unrouted) == [("mistyped",)]
+    # The monitor has no right to read payloads.
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET ROLE pillarbox_monitor")
+        assert connection.execute(unrouted).fetchall() == [("mistyped",)]
 
     add(database_url, "nobody", "mistyped", broker=None, from_oldest=True)
     assert states(database_url, None)["mistyped"] == "discarded"

@@ -28,9 +28,7 @@ def check_readers(
                 f"pillarbox relay --reader {for_shell(reader.reader)}"
                 "  # or, if it is not needed any more, pillarbox readers drop",
             )
-    for _, messages, topics in connection.execute(
-        load("outbox", "find_unrouted"), {"above": -1}
-    ):
+    for messages, topics in connection.execute(load("outbox", "find_unrouted")):
         if messages:
             yield warning(
                 f"no reader gets {messages} messages of {', '.join(topics)}:"

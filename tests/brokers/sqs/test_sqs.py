@@ -187,7 +187,7 @@ async def test_a_throttled_heartbeat_loses_nothing_and_a_throttled_ack_is_repeat
 
     monkeypatch.setattr(SqsQueue, "call", throttle_first)
     async with (
-        source(shared_sqs.url(), topic, visibility=timedelta(seconds=2)) as consumer,
+        source(shared_sqs.url(), topic, visibility=timedelta(seconds=8)) as consumer,
         asyncio.timeout(60),
     ):
         (delivery,) = await receive(consumer, 1)

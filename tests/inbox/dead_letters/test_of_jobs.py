@@ -60,8 +60,9 @@ def statuses_and_reasons(url: str) -> list[tuple[str, str]]:
     return execute(url, query)
 
 
+@pytest.mark.parametrize("why", ["wrong customer", "😀" * 4096], ids=len)
 async def test_a_cancel_during_a_retry_discards_the_dead_letter(
-    url: str, sessions: async_sessionmaker[AsyncSession]
+    why: str, url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, slow, events = Message(TOPIC, b""), Slow(sessions), RecordedEvents()
     add_letter(url, message)
@@ -69,10 +70,10 @@ async def test_a_cancel_during_a_retry_discards_the_dead_letter(
         candidate = await first_of(retrier)
         retrying = asyncio.create_task(retrier.retry(candidate))
         await slow.begun.wait()
-        assert await cancel(url, message, "--reason", "wrong customer") == 0
+        assert await cancel(url, message, "--reason", why) == 0
         assert await retrying is Outcome.SKIPPED
         assert await retrier.retry(candidate) is Outcome.SKIPPED
-    reason = "its job was cancelled: wrong customer"
+    reason = f"its job was cancelled: {why}"[:4096]
     assert statuses_and_reasons(url) == [("DISCARDED", reason)]
     assert states(url, "inbox") == [("DISCARDED", 0, "refused")]
     assert job_of(url)[0] == "cancelled"

@@ -408,6 +408,22 @@ async def test_a_block_that_is_left_open_is_a_failed_attempt(
     assert (effects(url), receipts(url)) == ([], 0)
 
 
+@both
+@pytest.mark.parametrize("steps", [leave_transaction, leave_pipeline, leave_copy])
+async def test_a_block_that_is_left_open_fails_the_retry_of_a_dead_letter(
+    kind: str, steps: Steps, url: str
+) -> None:
+    give_up(url, Message("orders", b"1"), schema="inbox")
+    async with pool_of(kind, url) as pool:
+        consumer = consumer_of(pool)
+        consumer.handles("orders")(handler_of(kind, steps))
+        assert await retry(consumer.retrier()) == Counter(failed=1)
+    KEPT.clear()
+    ((status, _, reason),) = states(url, "inbox")
+    assert status == "PENDING"
+    assert "left a block of its connection open" in reason
+
+
 async def test_a_pool_that_is_closed_too_early_is_an_outage(url: str) -> None:
     async with pool_of("async pool", url) as pool:
         source = MemorySource()

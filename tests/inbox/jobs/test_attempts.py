@@ -17,6 +17,7 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox.cli.main import main
+from outbox.cloudevents.raw_text import storable
 from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, consuming, running
 from tests.fixtures.dead_letters import give_up, retry
@@ -93,6 +94,20 @@ async def test_a_handler_that_always_breaks_its_connection_finally_fails(
     assert job_of(database_url)[:2] == ["failure", 3]
     ((_, attempts, _),) = dead_letters(database_url)
     assert attempts == 3
+
+
+@pytest.mark.parametrize(
+    "reason", ["x" * 20_000, "😀" * 5000, "a\0b", "a\ud800b"], ids=ascii
+)
+async def test_a_job_ends_whatever_its_reason(reason: str, database_url: str) -> None:
+    async def reject(job: AsyncJob, message: Message) -> None:
+        raise DeadLetter(reason)
+
+    async with running_job(database_url, Message(TOPIC, b""), reject) as events:
+        await events.wait_for(MessageDeadLettered)
+    assert job_of(database_url)[:2] == ["failure", 1]
+    stored = job_of(database_url)[3]
+    assert stored == f"DeadLetter: {storable(reason)}"[:4096]
 
 
 async def test_a_message_that_cannot_be_upcast_ends_its_job(database_url: str) -> None:

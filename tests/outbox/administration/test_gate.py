@@ -1,6 +1,7 @@
 """Exactly the messages that are still to be published hold their partition."""
 
 from datetime import UTC
+from random import Random
 from typing import Any, Final
 
 import psycopg
@@ -43,6 +44,57 @@ SELECT u.id, u.cause FROM outbox.partitions('outbox.message') AS p,
        outbox.unsettled_messages(p.partition, p.starts_at, p.ends_at) AS u
 """
 WAITING: Final[tuple[Cause, ...]] = ("scheduled", "refused", "postponed", "blocked")
+TOPICS: Final = ("a", "a.b", "a.b.c", "ab", "a.\U0010ffff", "a.\U0010ffffz", "é", "z")
+PATTERNS: Final = (*TOPICS, "*", "a*", "a.*", "a.\U0010ffff*", "é*", "b*")
+ADD_ON_A_DAY: Final = """
+INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
+SELECT outbox.uuid7(), day + n * interval '1 second', 16 + n %% 3, %s, 'c', ''
+  FROM generate_series(1, 7) AS n, date_trunc('day', now() + %s, 'UTC') AS day
+"""
+ADD_WITH_ANY_SEQ: Final = """
+INSERT INTO outbox.message (id, seq, lane, topic, content_type, payload)
+VALUES (outbox.uuid7(), %s, 17, %s, 'c', '')
+"""
+SUBSCRIBE: Final = """
+WITH reader AS (INSERT INTO outbox.reader (reader) VALUES (%(reader)s))
+INSERT INTO outbox.subscription (reader, topic, is_discarded, since, since_seq)
+SELECT %(reader)s, topic, %(discards)s,
+       CASE WHEN %(oldest)s THEN '1:1:' ELSE pg_current_snapshot() END,
+       CASE WHEN %(oldest)s THEN -1
+            ELSE coalesce(pg_sequence_last_value('outbox.message_seq'), -1) END
+  FROM unnest(%(topics)s::text[]) AS topic
+"""
+END: Final = """
+UPDATE outbox.subscription
+   SET ended_at = date_trunc('day', now(), 'UTC') + %s WHERE reader = %s
+"""
+PASS: Final = """
+INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
+                             reader, owner, snapshot)
+SELECT d.starts_at, d.ends_at, nextval('outbox.deferral_entry_seq'), %s, 0, %s, %s,
+       gen_random_uuid(), pg_current_snapshot()
+  FROM outbox.partitions('outbox.message') AS d
+ WHERE d.starts_at = date_trunc('day', now() + %s, 'UTC')
+"""
+# As they are defined, message by message.
+NOBODYS: Final = """
+SELECT m.id FROM outbox.message AS m
+ WHERE outbox.is_unrouted(m.topic, m.seq, m.xid, m.created_at)
+"""
+UNREAD: Final = """
+SELECT m.id, r.reader
+  FROM outbox.message AS m
+  JOIN outbox.partitions('outbox.message') AS d
+    ON m.created_at >= d.starts_at AND m.created_at < d.ends_at
+ CROSS JOIN outbox.reader AS r
+ WHERE EXISTS (SELECT FROM outbox.subscription AS s
+                WHERE s.reader = r.reader
+                  AND outbox.brings(s, m.topic, m.seq, m.xid, -1))
+   AND coalesce((SELECT outbox.covers(p, m.seq, m.xid, -1) FROM outbox.position AS p
+                  WHERE p.reader = r.reader AND p.lane = m.lane
+                    AND p.created_at = d.starts_at
+                  ORDER BY p.number DESC LIMIT 1), false) IS FALSE
+"""
 
 
 @pytest.fixture
@@ -156,3 +208,46 @@ def test_the_plan_checks_a_held_partition_once_and_says_what_holds_it_since_when
     assert {row[0] for row in execute(database_url, statement)} == set(
         holding(database_url)
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gate_of_readers_of_topics_finds_exactly_what_is_left(
+    database_url: str, seed: int
+) -> None:
+    random = Random(seed)
+    execute(database_url, END, ("-2 hours", "main"))
+    readers: list[str] = []
+    for number in range(60):
+        day = random.choice(["0", "1 day"])
+        match random.choice(["add", "add", "add", "by hand", "pass", "begin", "end"]):
+            case "add":
+                execute(database_url, ADD_ON_A_DAY, (random.choice(TOPICS), day))
+            case "by hand":
+                row = random.randrange(99), random.choice(TOPICS)
+                execute(database_url, ADD_WITH_ANY_SEQ, row)
+            case "begin":
+                readers.append(f"reader-{number}")
+                values = {
+                    "reader": readers[-1],
+                    "topics": random.sample(PATTERNS, random.randint(1, 2)),
+                    "oldest": random.random() < 0.4,
+                    "discards": random.random() < 0.2,
+                }
+                execute(database_url, SUBSCRIBE, values)
+            case "pass" if readers:
+                lane = random.choice([16, 17, 18])
+                position = random.randrange(150), lane, random.choice(readers), day
+                execute(database_url, PASS, position)
+            case "end" if readers:
+                when = f"{random.randrange(60)} seconds"
+                execute(database_url, END, (when, random.choice(readers)))
+
+    found = execute(
+        database_url, HOLDING.replace("u.id, u.cause", "u.id, u.reader, u.cause")
+    )
+    nobodys = {id for (id,) in execute(database_url, NOBODYS)}
+    assert {id for id, _, cause in found if cause == "unrouted"} == nobodys
+    listed = execute(database_url, "SELECT id FROM outbox.unrouted_messages()")
+    assert {id for (id,) in listed} == nobodys
+    left = {(id, reader) for id, reader, cause in found if cause != "unrouted"}
+    assert left == {*execute(database_url, UNREAD)}

@@ -230,6 +230,19 @@ def test_export_prints_one_json_line_each_and_discard_stores_who_decided_and_why
     assert {(id,) for id in ids} <= {*execute(side.url, pending)}
 
 
+def test_a_reason_that_is_too_long_is_refused_by_name(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give_up(side.url, Message("t", b""), schema=side.schema)
+    argv = ("discard", "--topic=t", "--reason")
+    assert side.run(*argv, "x" * 4097) == 2
+    assert "--reason" in (said := capsys.readouterr().err)
+    assert "has 4,097 characters: use at most 4,096" in said
+    assert side.run(*argv, "😀" * 4090 + "\udcff") == 0
+    query = f"SELECT right(discard_reason, 7) FROM {side.schema}.dead_letter"
+    assert execute(side.url, query) == [("😀\\udcff",)]
+
+
 def test_a_redelivered_discarded_message_is_recognized(database_url: str) -> None:
     message = Message("orders", b"")
     give_up(database_url, message, schema="inbox")
