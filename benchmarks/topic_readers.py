@@ -79,11 +79,11 @@ SELECT gen_random_uuid(), %(begin)s::timestamptz + number * %(step)s::interval,
 # Batches of about 500 messages of a lane, and of a lane's last messages, too.
 SETTLE = """
 INSERT INTO {schema}.position (created_at, ends_at, number, up_to, messages, lane,
-                               reader, owner, snapshot, next_xid)
+                               reader, snapshot, next_xid)
 SELECT %(begin)s, %(end)s, b.up_to, b.up_to,
        CASE s.reader WHEN 'idle' THEN 0 WHEN 'rare' THEN b.messages / 100
                      ELSE b.messages / 3 END,
-       b.lane, s.reader, gen_random_uuid(), pg_current_snapshot(),
+       b.lane, s.reader, pg_current_snapshot(),
        pg_snapshot_xmax(pg_current_snapshot())
   FROM (SELECT m.lane, max(m.seq) AS up_to, count(*) AS messages
           FROM {schema}.message AS m

@@ -37,9 +37,9 @@ SELECT reader, topic
 """
 SETTLE = """
 INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                             reader, owner, snapshot)
+                             reader, snapshot)
 SELECT day, day + interval '24 hours', max(seq), max(seq), 1, lane, r.reader,
-       gen_random_uuid(), pg_current_snapshot()
+       pg_current_snapshot()
   FROM (SELECT date_trunc('day', created_at, 'UTC') AS day, lane, seq
           FROM outbox.message) AS m,
        (SELECT reader FROM outbox.reader WHERE reader <> 'main') AS r

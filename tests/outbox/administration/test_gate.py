@@ -70,9 +70,9 @@ UPDATE outbox.subscription
 """
 PASS: Final = """
 INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,
-                             reader, owner, snapshot)
+                             reader, snapshot)
 SELECT d.starts_at, d.ends_at, nextval('outbox.deferral_entry_seq'), %s, 0, %s, %s,
-       gen_random_uuid(), pg_current_snapshot()
+       pg_current_snapshot()
   FROM outbox.partitions('outbox.message') AS d
  WHERE d.starts_at = date_trunc('day', now() + %s, 'UTC')
 """
