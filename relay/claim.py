@@ -253,12 +253,13 @@ async def _claim_next(
     taken, following = _cut(rows if rows[0][0] is not None else [], config.batch_size)
     by_number = {lane.number: lane for lane in lanes}
     strange = _find_strange(taken, by_number)
-    if not has_looked:
-        places = [(row[0], row[1]) for row in taken]
-        if strange or board.reader.must_look(claiming, look, drawn, places):
-            for row in strange:
-                by_number[row[0]].progress = None
-            raise MustLookError
+    places = [(row[0], row[1]) for row in taken if row not in strange]
+    if (strange and not has_looked) or board.reader.must_look(
+        claiming, look, drawn, places, has_looked=has_looked
+    ):
+        for row in strange:
+            by_number[row[0]].progress = None
+        raise MustLookError
     # A DEFAULT partition has them, which the doctor reports: no position can be stored.
     passed = {row[0]: row[1] for row in strange}
     skipped: Counter[int] = Counter()

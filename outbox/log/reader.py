@@ -593,17 +593,21 @@ class LogReader:
         look: Look,
         drawn: Drawn,
         places: Iterable[tuple[int, int]],
+        *,
+        has_looked: bool,
     ) -> bool:
         """Whether a claim may have missed rows, so that a look must come first.
 
         Args:
             places: the lane and the seq of each row that it has read.
+            has_looked: whether one came first, which hasn't seen a sequence that was
+                set back and has caught up.
         """
         if self._ceiling == _NO_END and claiming.contradicts(look.snapshot, places):
             # The look takes all lanes over.
             self._drawn = Drawn(_NO_END, 0)
             return True
-        return not (
+        return not has_looked and not (
             claiming.is_known
             and drawn.follows(claiming.drawn)
             and not claiming.lanes_to_look(look.snapshot)

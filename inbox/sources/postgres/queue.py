@@ -186,7 +186,7 @@ class Queue:
         look, drawn = Look.parse(found[0][-1]), Drawn.parse(found[0][-1])
         rows = [_Row.of(row) for row in found if row[0] is not None]
         places = [(row.lane, row.seq) for row in rows]
-        if not has_looked and self._reader.must_look(claiming, look, drawn, places):
+        if self._reader.must_look(claiming, look, drawn, places, has_looked=has_looked):
             raise MustLookError
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
