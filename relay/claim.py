@@ -181,8 +181,7 @@ class _Claim:
         rows, view = await self._read_new(plan, most)
         taken, following = _cut(rows, most)
         unlisted = self._find_unlisted(taken)
-        if not is_fresh:
-            self._require_fresh(plan, view, taken, unlisted)
+        self._require_fresh(plan, view, taken, unlisted, is_fresh=is_fresh)
         self._board.note_claim(len(taken))
         up_to = {row.lane: row.seq for row in taken}
         self._reader.claims.note(view, max(up_to.values(), default=-1))
@@ -230,15 +229,20 @@ class _Claim:
         plan: ClaimPlan,
         view: ReadView,
         rows: Sequence[ClaimedRow],
-        unlisted: Iterable[ClaimedRow],
+        unlisted: Sequence[ClaimedRow],
+        *,
+        is_fresh: bool,
     ) -> None:
         """Raise `RefreshNeededError` if the claim may have missed rows."""
         strange = {row.lane for row in unlisted}
-        for lane in self._lanes:
-            if lane.number in strange:
-                lane.require_takeover()
-        lowest = {row.lane: row.seq for row in reversed(rows)}
-        if strange or self._reader.claims.is_stale(plan, view, lowest):
+        lowest = {row.lane: row.seq for row in reversed(rows) if row not in unlisted}
+        claims = self._reader.claims
+        if (strange and not is_fresh) or claims.is_stale(
+            plan, view, lowest, is_fresh=is_fresh
+        ):
+            for lane in self._lanes:
+                if lane.number in strange:
+                    lane.require_takeover()
             raise RefreshNeededError
 
     async def _sort(self, rows: Iterable[ClaimedRow], drained: Set[LaneKey]) -> None:

@@ -87,17 +87,26 @@ class Claims:
         self._floors, self._ceiling, self.assigned = Floors(), ceiling, assigned
 
     def is_stale(
-        self, plan: ClaimPlan, view: ReadView, lowest: Mapping[int, int]
+        self,
+        plan: ClaimPlan,
+        view: ReadView,
+        lowest: Mapping[int, int],
+        *,
+        is_fresh: bool,
     ) -> bool:
         """Whether a claim may have missed rows: then refresh the lanes, and repeat it.
 
         Args:
             lowest: the lowest seq that it has read of each lane.
+            is_fresh: whether the lanes were refreshed in the same snapshot, which
+                doesn't show that the sequence was set back and has caught up.
         """
         if self._ceiling == NO_END and plan.contradicts(view.snapshot, lowest):
             # The refresh takes all lanes over.
             self.assigned = NO_END, -1
             return True
+        if is_fresh:
+            return False
         is_known = plan.has_floors and view.follows(*plan.assigned)
         return not is_known or bool(plan.find_stale(view.snapshot))
 

@@ -135,6 +135,20 @@ async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing
     assert unsettled(database_url) == 0
 
 
+async def test_a_look_that_comes_with_the_first_claim_after_a_fall_loses_nothing(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message("t", b"", key="k") for _ in range(400)))
+    mark_published(database_url, "t")
+    async with await connect(database_url, application_name="test") as connection:
+        board = board_of_all_lanes()
+        await claim(connection, board)
+        execute(database_url, f"{SET_BACK.format(300)}; {AGAIN}{MANY.format(310)}")
+        board.wake(refresh=True)
+        rows = (await claim(connection, board)).rows
+    assert len(rows) == 310
+
+
 async def test_a_number_assigned_again_is_found_when_it_commits_late(
     database_url: str,
 ) -> None:

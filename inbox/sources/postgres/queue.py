@@ -181,7 +181,7 @@ class Queue:
         view = ReadView.parse(found[0][-1])
         rows = [_Row.of(row) for row in found if row[0] is not None]
         lowest = {row.lane: row.seq for row in reversed(rows)}
-        if not is_fresh and self._reader.claims.is_stale(plan, view, lowest):
+        if self._reader.claims.is_stale(plan, view, lowest, is_fresh=is_fresh):
             raise RefreshNeededError
         taken = [row.delivery for row in rows if row.delivery is not None]
         is_full = len(rows) >= self._prefetch or _is_large(taken)
