@@ -15,6 +15,7 @@ from outbox.administration.readers import MOST_COUNTED, list_readers
 from outbox.observability.measures.reading import PARTS, Scope
 from outbox.observability.overview import Overview, read_overview
 from outbox.postgres.advisory_lock import LOCK_CLASS
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from outbox.web.messages import read_page
 from tests.fixtures.days import make_partitions_at
@@ -271,3 +272,24 @@ def test_a_large_backlog_is_counted_up_to_a_limit_and_not_read(
     assert max(node["Actual Rows"] * node["Actual Loops"] for node in nodes) < 1.5 * (
         MOST_COUNTED
     )
+
+
+def test_the_doctor_compares_the_oldest_dead_letters_with_the_receipts(
+    server: PostgresServer, template: Template, today: datetime
+) -> None:
+    with new_database(server, "pillarbox_letter_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            letters = GIVE_UP.replace("{side}", "inbox").replace(
+                "'SUCCEEDED'", "'PENDING'"
+            )
+            connection.execute(letters.encode(), {"begin": today, "count": 30_000})
+            connection.execute("VACUUM ANALYZE inbox.dead_letter")
+        with plans_of(url) as (connection, plans):
+            connection.execute("RESET ROLE")
+            connection.execute(load("outbox", "check_receipts"), {})
+            connection.execute("SELECT")
+
+    scans = scans_of(plans)
+    assert rows_of(scans, "dead_letter") == 10_000
+    assert read_sequentially(executed_scans(scans, "dead_letter")) == set()
