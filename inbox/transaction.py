@@ -73,9 +73,9 @@ _ROLLBACK: Final = "rollback() or close()"
 _MARK: Final = "default_transaction_read_only"
 _MARK_BYTES: Final = _MARK.encode()
 _ABORTED: Final = "25P02"
-# libpq's PQTRANS_IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN; asyncpg can't distinguish the
-# third from the fourth.
-_IDLE, _ACTIVE, _OPEN, _FAILED, _LOST, _OPEN_OR_FAILED = range(6)
+# libpq's PQTRANS_IDLE, INTRANS, INERROR and UNKNOWN; asyncpg can't distinguish the
+# second from the third.
+_IDLE, _OPEN, _FAILED, _LOST, _OPEN_OR_FAILED = 0, 2, 3, 4, 5
 
 MARKS: Final[ColumnElement[bool]] = and_(
     func.set_config(
@@ -219,9 +219,6 @@ class Held:
 
     def _check_server(self) -> None:
         status, is_lost = _status(self._driver), self._has_lost_mark()
-        if status == _ACTIVE:
-            self.connection.invalidate()  # COMMIT would wait for ever
-            raise HandlerTransactionError.by_open_block()
         # A database error also removes the mark.
         if status == _OPEN_OR_FAILED and (is_lost or self.caught is not None):
             status = _FAILED if _is_aborted(self.connection) else _OPEN

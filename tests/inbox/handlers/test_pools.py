@@ -19,7 +19,6 @@ from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
 
 from inbox.errors import HandlerTransactionError, TransactionEndedError
 from inbox.events import (
@@ -423,23 +422,6 @@ async def test_a_block_that_is_left_open_fails_the_retry_of_a_dead_letter(
     ((status, _, reason),) = states(url, "inbox")
     assert status == "PENDING"
     assert "left a block of its connection open" in reason
-
-
-async def test_a_copy_that_is_left_open_in_a_session_is_a_failed_attempt(
-    url: str,
-) -> None:
-    def leave(session: Session, message: Message) -> None:
-        connection: Any = session.connection().connection.driver_connection
-        for entered in leave_copy(connection):
-            KEPT.append(entered)
-
-    async with consuming(
-        url, MemorySource(Message("orders", b"1")), leave, driver="psycopg", retry=QUICK
-    ) as events:
-        (event, *_) = await events.wait_for(MessageDeadLettered)
-    KEPT.clear()
-    assert "left a block of its connection open" in event.reason
-    assert (effects(url), receipts(url)) == ([], 0)
 
 
 async def test_a_pool_that_is_closed_too_early_is_an_outage(url: str) -> None:
