@@ -290,11 +290,12 @@ class _Claim:
                 lane.skip(others)
             if number in mine or lane.skipped >= _MOST_SKIPPED:
                 batch.extents[number] = extent
-                is_empty = self._board.writers_ring
             else:
                 lane.advance(extent)
-                # Where others find messages, more will follow.
-                is_empty = not others and number not in publishes
+            if number in mine:
+                is_empty = self._board.writers_ring
+            else:
+                is_empty = number not in publishes
             if is_empty and not extent.is_cut:
                 lane.found_empty()
 

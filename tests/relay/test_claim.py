@@ -6,7 +6,10 @@ import psycopg
 import pytest
 
 import relay.claim
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
+from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import Connection, connect, conninfo
 from pillarbox import Message, uuid7
 from relay.claim import claim_batch
@@ -179,9 +182,29 @@ async def test_a_message_written_hours_ago_is_claimed_as_soon_as_it_commits(
             assert len((await claim(connection, board)).rows) == 1
 
 
-def board_of_all_lanes() -> LaneBoard:
+async def test_lanes_where_a_claim_finds_only_other_topics_are_idle(
+    database_url: str,
+) -> None:
+    with administration(database_url, application_name="test") as administrator:
+        add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
+    board = board_of_all_lanes("invoices")
+    async with await connect(database_url, application_name="test") as connection:
+        await claim(connection, board)
+        for _ in range(3):
+            insert(database_url, Message("orders", b"", key="k"))
+            board.wake()
+            batch = await claim(connection, board)
+            assert (batch.rows, board.pick()) == ([], [])
+
+        insert(database_url, Message("invoices", b"", key="k"))
+        board.wake()
+        batch = await claim(connection, board)
+    assert [row.topic for row in batch.rows] == ["invoices"]
+
+
+def board_of_all_lanes(reader: str = MAIN) -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    board = LaneBoard(HeldLease(numbers), 1)
+    board = LaneBoard(HeldLease(numbers), 1, reader)
     board.take(numbers)
     return board
 
