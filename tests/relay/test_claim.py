@@ -29,6 +29,12 @@ INSERT = """
             'k', 'text/plain', '')
 """
 
+WITH_SEQ = """
+    INSERT INTO outbox.message (id, seq, lane, topic, key, content_type, payload)
+    VALUES (outbox.uuid7(), %s, outbox.lane_of('k', outbox.uuid7(), 'default'), %s,
+            'k', 'text/plain', %s)
+"""
+
 
 @pytest.mark.parametrize("moment", ["_read_deferrals", "_refresh"])
 async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
@@ -202,6 +208,42 @@ async def test_lanes_where_a_claim_finds_only_other_topics_are_idle(
     assert [row.topic for row in batch.rows] == ["invoices"]
 
 
+@pytest.mark.parametrize("others", [0, 10**6])
+async def test_messages_of_other_topics_take_no_place_in_a_batch(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """However many a claim passes, it ends before a seq that rows share."""
+    monkeypatch.setattr("relay.claim._MOST_OTHERS", others)
+    with administration(database_url, application_name="test") as administrator:
+        add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
+    execute(database_url, "SELECT setval('outbox.message_seq', 1000)")
+    topics = {
+        seq: "invoices" if seq in {7, 40, 41, 42, 90} else "orders"
+        for seq in range(1, 100)
+    }
+    twins = dict.fromkeys([5, 11, 16, 17, 41], "invoices")
+    for seq, topic in [*topics.items(), *twins.items()]:
+        execute(database_url, WITH_SEQ, (seq, topic, str(seq).encode()))
+    expected = sorted([7, 40, 41, 42, 90, *twins])
+
+    board = board_of_all_lanes("invoices")
+    config = RelayConfig(batch_size=4)
+    async with await connect(database_url, application_name="test") as connection:
+        batch = await claim(connection, board, config)
+    if others:
+        assert [row.seq for row in batch.rows] == expected[:4]
+
+    publisher = ScriptedPublisher()
+    async with running(
+        database_url, publisher, reader="invoices", broker="redis://b", batch_size=4
+    ):
+        await publisher.until_acked(len(expected))
+        insert(database_url, Message("invoices", b"last", key="k"))
+        await publisher.until_acked(len(expected) + 1)
+    payloads = [message.payload for call in publisher.calls for message in call]
+    assert payloads == [*(str(seq).encode() for seq in expected), b"last"]
+
+
 def board_of_all_lanes(reader: str = MAIN) -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
     board = LaneBoard(HeldLease(numbers), 1, reader)
@@ -209,8 +251,10 @@ def board_of_all_lanes(reader: str = MAIN) -> LaneBoard:
     return board
 
 
-async def claim(connection: Connection, board: LaneBoard) -> ClaimedBatch:
+async def claim(
+    connection: Connection, board: LaneBoard, config: RelayConfig | None = None
+) -> ClaimedBatch:
     lanes = board.pick()
-    batch = await claim_batch(connection, board, lanes, RelayConfig())
+    batch = await claim_batch(connection, board, lanes, config or RelayConfig())
     board.put_back(lanes)
     return batch
