@@ -27,8 +27,7 @@ SELECT lane, seq, id, created_at,
   FROM (SELECT) AS always
   LEFT JOIN (
       SELECT weighed.*,
-             -- One message always passes.
-             bytes > 0 AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
+             bytes > 0 AND bytes_through <= %(max_bytes)s AS loaded
         FROM (
             SELECT measured.*,
                    -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
@@ -38,11 +37,11 @@ SELECT lane, seq, id, created_at,
                    lead(lane) OVER read IS DISTINCT FROM lane AS is_last
               FROM (
                   SELECT ready.*,
-                         -- 0 if it is not loaded.
+                         -- 0 if it is not loaded. One message always passes: none counts for more than the limit.
                          CASE WHEN early OR other THEN 0
                               WHEN octet_length(payload) <= %(max_payload)s
                               -- Small headers take several times their size once parsed.
-                              THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
+                              THEN least(octet_length(payload) + text_bytes + 8 * header_bytes, %(max_bytes)s)::integer
                               ELSE 0 END AS bytes
                     FROM (
                         SELECT {leased}

@@ -34,6 +34,11 @@ WITH_SEQ = """
     VALUES (outbox.uuid7(), %s, outbox.lane_of('k', outbox.uuid7(), 'default'), %s,
             'k', 'text/plain', %s)
 """
+LARGE = """
+    INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
+    VALUES (outbox.uuid7(), outbox.lane_of('k', outbox.uuid7(), 'default'), 'large',
+            'k', 'text/plain', convert_to(repeat('x', 3000), 'UTF8'))
+"""
 
 
 @pytest.mark.parametrize("moment", ["_read_deferrals", "_refresh"])
@@ -242,6 +247,21 @@ async def test_messages_of_other_topics_take_no_place_in_a_batch(
         await publisher.until_acked(len(expected) + 1)
     payloads = [message.payload for call in publisher.calls for message in call]
     assert payloads == [*(str(seq).encode() for seq in expected), b"last"]
+
+
+async def test_rows_behind_a_message_that_fills_a_claim_are_found_after_a_late_commit(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, max_batch_bytes=2000):
+        with psycopg.connect(conninfo(database_url)) as writer:
+            for _ in range(3):
+                writer.execute(LARGE)
+            insert(database_url, Message("first", b"", key="k"))
+            await publisher.until_acked(1)
+            writer.commit()
+        await publisher.until_acked(4)
+    assert unsettled(database_url) == 0
 
 
 def board_of_all_lanes(reader: str = MAIN) -> LaneBoard:
