@@ -320,6 +320,7 @@ class _Claim:
             if number in mine:
                 is_empty = self._board.writers_ring
             else:
+                # While others write, reading on at once would slow them down.
                 is_empty = number not in publishes
             if is_empty and not extent.is_cut:
                 lane.found_empty()
