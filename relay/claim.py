@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -50,6 +50,8 @@ _MOST_SKIPPED: Final = 1000
 
 They are read again after a takeover, and by whoever counts the backlog.
 """
+_MOST_OTHERS: Final = 2000
+"""So many messages of other topics are passed by a claim in each lane, at least."""
 _MOST_ENTRIES: Final = 10_000
 """How many entries in the log of its lanes a claim reads.
 
@@ -60,6 +62,21 @@ messages wait for 6.2 s; reading it in portions, 10,000 entries take 0.1 s.
 
 _UNLOADED: Final = {"scheduled": SCHEDULED, "aside": OVERSIZED, "next": UNKNOWN}
 """What becomes of a row that wasn't loaded, by the claim's verdict."""
+
+
+class _Read(NamedTuple):
+    """How far a claim has read a lane.
+
+    Attributes:
+        others: how many of its rows are of other topics.
+    """
+
+    up_to: int
+    others: int
+    is_cut: bool
+
+
+_NONE: Final = _Read(-1, 0, is_cut=False)
 
 
 class ClaimedRow(NamedTuple):
@@ -78,6 +95,7 @@ class ClaimedRow(NamedTuple):
     schema_version: int
     due_at: datetime | None
     verdict: str | None
+    place: int
     view: str | None
 
 
@@ -183,24 +201,32 @@ class _Claim:
         unlisted = self._find_unlisted(taken)
         self._require_fresh(plan, view, taken, unlisted, is_fresh=is_fresh)
         self._board.note_claim(len(taken))
-        up_to = {row.lane: row.seq for row in taken}
-        self._reader.claims.note(view, max(up_to.values(), default=-1))
+        reads = _count_read(taken, most + _MOST_OTHERS)
+        # A lane that was read in part is left before its last seq; see `_cut`.
+        taken = [row for row in taken if row.seq <= reads[row.lane].up_to]
+        self._reader.claims.note(
+            view, max((it.up_to for it in reads.values()), default=-1)
+        )
         if unlisted:
             # A DEFAULT partition has them, which the doctor reports: no position can be
             # stored.
             taken = [row for row in taken if row not in unlisted]
         await self._sort(taken, drained)
-        self._end(taken, view, up_to, None if following is None else following.lane)
+        self._end(taken, view, reads, None if following is None else following.lane)
 
     async def _read_new(
         self, plan: ClaimPlan, most: int
     ) -> tuple[Sequence[ClaimedRow], ReadView]:
-        """Read the next rows, and one more: it may have the seq of the last."""
+        """Read the next messages, and one more: it may have the seq of the last.
+
+        Of those of other topics, only the last one that was read of each lane.
+        """
         parameters = {
             **plan.parameters,
             **self._board.topics.parameters,
             **self._limits,
-            "max_rows": most + 1,
+            "max_read": most + _MOST_OTHERS,
+            "max_rows": most + 1 + len(self._lanes),
         }
         text, names = load_numbered("relay", "claim_batch")
         make_row = rows_of(ClaimedRow)
@@ -265,14 +291,14 @@ class _Claim:
         self,
         rows: Iterable[ClaimedRow],
         view: ReadView,
-        up_to: Mapping[int, int],
+        reads: Mapping[int, _Read],
         cut: int | None,
     ) -> None:
         """Record how far the lanes were read.
 
         Args:
             rows: those of days that the lanes read.
-            up_to: the last seq of each lane.
+            reads: how far each lane with rows was read.
             cut: the lane that was not read to its end.
         """
         batch = self._batch
@@ -281,20 +307,21 @@ class _Claim:
         reached = self._lanes[:end]
         self._board.served(reached)
         mine = {row.lane for row in rows if row.verdict != "other"}
-        skipped = Counter(row.lane for row in rows if row.verdict == "other")
         publishes = {row.lane for row in batch.rows}
         for lane in reached:
             number = lane.number
-            extent = Extent(up_to.get(number, -1), view, is_cut=number == cut)
-            if others := skipped.get(number, 0):
-                lane.skip(others)
+            read = reads.get(number, _NONE)
+            extent = Extent(read.up_to, view, is_cut=read.is_cut or number == cut)
+            lane.skip(read.others)
             if number in mine or lane.skipped >= _MOST_SKIPPED:
                 batch.extents[number] = extent
-                is_empty = self._board.writers_ring
             else:
                 lane.advance(extent)
-                # Where others find messages, more will follow.
-                is_empty = not others and number not in publishes
+            if number in mine:
+                is_empty = self._board.writers_ring
+            else:
+                # While others write, reading on at once would slow them down.
+                is_empty = number not in publishes
             if is_empty and not extent.is_cut:
                 lane.found_empty()
 
@@ -477,7 +504,8 @@ def _cut(
     the sequence was set back: they are left together for the next claim.
     """
     end = next((i for i, row in enumerate(rows) if row.verdict == "next"), len(rows))
-    end = min(end, most)
+    own = (i for i, row in enumerate(rows) if row.verdict != "other")
+    end = min(end, next(islice(own, most, None), end))
     if end == len(rows):
         return rows, None
     following = rows[end]
@@ -487,6 +515,18 @@ def _cut(
         return before, following
     # They fill a claim.
     return rows[: end + 1], following
+
+
+def _count_read(rows: Iterable[ClaimedRow], max_read: int) -> dict[int, _Read]:
+    """Return how far each lane was read, from the rows that the claim takes."""
+    reads, before = {}, 0
+    for number, same in groupby(rows, key=attrgetter("lane")):
+        own = [*same]
+        read, before = own[-1].place - before, own[-1].place
+        is_cut = read >= max_read
+        others = read - sum(row.verdict != "other" for row in own)
+        reads[number] = _Read(own[-1].seq - is_cut, others, is_cut)
+    return reads
 
 
 def _unread(message: WaitingMessage) -> ClaimedMessage:

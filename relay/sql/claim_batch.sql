@@ -1,6 +1,6 @@
--- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: what leased.sql and uncovered.sql of outbox/log take; topics and prefixes (which the reader gets; null: all), max_rows, max_bytes, and max_payload (in bytes)
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, next: left for the next claim, aside: its payload is too large), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
+-- Does:  Read the next messages of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
+-- Takes: what leased.sql and uncovered.sql of outbox/log take; topics and prefixes (which the reader gets; null: all), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
@@ -17,6 +17,7 @@ SELECT lane, seq, id, created_at,
        CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict,
+       place,
        CASE WHEN bytes_through <> bytes THEN NULL
             ELSE concat_ws('/', pg_catalog.pg_current_snapshot()::text,
                            pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
@@ -26,20 +27,21 @@ SELECT lane, seq, id, created_at,
   FROM (SELECT) AS always
   LEFT JOIN (
       SELECT weighed.*,
-             -- One message always passes.
-             bytes > 0 AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
+             bytes > 0 AND bytes_through <= %(max_bytes)s AS loaded
         FROM (
             SELECT measured.*,
                    -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
                    -- to a large value.
-                   sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_through
+                   sum(bytes) OVER read AS bytes_through,
+                   row_number() OVER read AS place,
+                   lead(lane) OVER read IS DISTINCT FROM lane AS is_last
               FROM (
                   SELECT ready.*,
-                         -- 0 if it is not loaded.
+                         -- 0 if it is not loaded. One message always passes: none counts for more than the limit.
                          CASE WHEN early OR other THEN 0
                               WHEN octet_length(payload) <= %(max_payload)s
                               -- Small headers take several times their size once parsed.
-                              THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
+                              THEN least(octet_length(payload) + text_bytes + 8 * header_bytes, %(max_bytes)s)::integer
                               ELSE 0 END AS bytes
                     FROM (
                         SELECT {leased}
@@ -60,11 +62,12 @@ SELECT lane, seq, id, created_at,
                          FROM outbox.message AS m
                         WHERE {uncovered}
                         ORDER BY m.seq
-                        LIMIT %(max_rows)s
+                        LIMIT %(max_read)s
                    ) AS ready
-                   LIMIT %(max_rows)s
               ) AS measured
+            WINDOW read AS (ROWS UNBOUNDED PRECEDING)
         ) AS weighed
-      -- Without it, whether a row is loaded would be computed for each column.
-      OFFSET 0
+       WHERE other IS NOT TRUE OR is_last
+      -- It also keeps whether a row is loaded from being computed for each column.
+       LIMIT %(max_rows)s
   ) AS claimed ON bytes_through - bytes <= %(max_bytes)s

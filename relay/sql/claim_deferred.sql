@@ -15,7 +15,7 @@ SELECT lane, seq, id, created_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN topic IS NULL THEN 'missing' WHEN is_gone THEN 'gone'
                  WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict,
-       NULL AS view
+       NULL AS place, NULL AS view
   FROM (
       SELECT weighed.*,
              bytes > 0 AND is_gone IS NULL

@@ -64,6 +64,7 @@ def claim(
         "base": -1,
         "oldest": oldest,
         "newest": newest,
+        "max_read": 2500,
         "max_rows": 500,
         **ALL.parameters,
         **LIMITS,
@@ -152,6 +153,21 @@ def test_a_worker_claims_a_backlog_in_index_order_without_sorting(
     assert plan.indexes() == {"message_lane_idx"}
     # The rows of the batch, plus the first row of each partition that has rows.
     assert rows_of(plan) <= 500 + 2 * len(lanes)
+
+
+def test_a_claim_reads_a_bounded_number_of_others_messages_and_returns_one_a_lane(
+    backlog_url: str, today: datetime
+) -> None:
+    lanes = [*range(16, 28)]
+    asked = claim(today, today + DAY, lanes, topics=["x"], prefixes=[], max_read=50)
+
+    with explaining(backlog_url) as explain:
+        plan = explain("claim_batch", **asked)
+
+    assert plan.sorts() == []
+    assert plan.indexes() == {"message_lane_idx"}
+    assert rows_of(plan) <= (50 + 1) * len(lanes)
+    assert plan.nodes[0]["Actual Rows"] == len(lanes)
 
 
 def test_a_claim_at_the_position_reads_no_row_below_it(

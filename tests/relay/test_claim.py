@@ -6,7 +6,10 @@ import psycopg
 import pytest
 
 import relay.claim
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
+from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import Connection, connect, conninfo
 from pillarbox import Message, uuid7
 from relay.claim import claim_batch
@@ -24,6 +27,17 @@ INSERT = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
     VALUES (%s, %s, outbox.lane_of('k', outbox.uuid7(), 'default'), 'orders.placed',
             'k', 'text/plain', '')
+"""
+
+WITH_SEQ = """
+    INSERT INTO outbox.message (id, seq, lane, topic, key, content_type, payload)
+    VALUES (outbox.uuid7(), %s, outbox.lane_of('k', outbox.uuid7(), 'default'), %s,
+            'k', 'text/plain', %s)
+"""
+LARGE = """
+    INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
+    VALUES (outbox.uuid7(), outbox.lane_of('k', outbox.uuid7(), 'default'), 'large',
+            'k', 'text/plain', convert_to(repeat('x', 3000), 'UTF8'))
 """
 
 
@@ -179,15 +193,88 @@ async def test_a_message_written_hours_ago_is_claimed_as_soon_as_it_commits(
             assert len((await claim(connection, board)).rows) == 1
 
 
-def board_of_all_lanes() -> LaneBoard:
+async def test_lanes_where_a_claim_finds_only_other_topics_are_idle(
+    database_url: str,
+) -> None:
+    with administration(database_url, application_name="test") as administrator:
+        add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
+    board = board_of_all_lanes("invoices")
+    async with await connect(database_url, application_name="test") as connection:
+        await claim(connection, board)
+        for _ in range(3):
+            insert(database_url, Message("orders", b"", key="k"))
+            board.wake()
+            batch = await claim(connection, board)
+            assert (batch.rows, board.pick()) == ([], [])
+
+        insert(database_url, Message("invoices", b"", key="k"))
+        board.wake()
+        batch = await claim(connection, board)
+    assert [row.topic for row in batch.rows] == ["invoices"]
+
+
+@pytest.mark.parametrize("others", [0, 10**6])
+async def test_messages_of_other_topics_take_no_place_in_a_batch(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """However many a claim passes, it ends before a seq that rows share."""
+    monkeypatch.setattr("relay.claim._MOST_OTHERS", others)
+    with administration(database_url, application_name="test") as administrator:
+        add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
+    execute(database_url, "SELECT setval('outbox.message_seq', 1000)")
+    topics = {
+        seq: "invoices" if seq in {7, 40, 41, 42, 90} else "orders"
+        for seq in range(1, 100)
+    }
+    twins = dict.fromkeys([5, 11, 16, 17, 41], "invoices")
+    for seq, topic in [*topics.items(), *twins.items()]:
+        execute(database_url, WITH_SEQ, (seq, topic, str(seq).encode()))
+    expected = sorted([7, 40, 41, 42, 90, *twins])
+
+    board = board_of_all_lanes("invoices")
+    config = RelayConfig(batch_size=4)
+    async with await connect(database_url, application_name="test") as connection:
+        batch = await claim(connection, board, config)
+    if others:
+        assert [row.seq for row in batch.rows] == expected[:4]
+
+    publisher = ScriptedPublisher()
+    async with running(
+        database_url, publisher, reader="invoices", broker="redis://b", batch_size=4
+    ):
+        await publisher.until_acked(len(expected))
+        insert(database_url, Message("invoices", b"last", key="k"))
+        await publisher.until_acked(len(expected) + 1)
+    payloads = [message.payload for call in publisher.calls for message in call]
+    assert payloads == [*(str(seq).encode() for seq in expected), b"last"]
+
+
+async def test_rows_behind_a_message_that_fills_a_claim_are_found_after_a_late_commit(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, max_batch_bytes=2000):
+        with psycopg.connect(conninfo(database_url)) as writer:
+            for _ in range(3):
+                writer.execute(LARGE)
+            insert(database_url, Message("first", b"", key="k"))
+            await publisher.until_acked(1)
+            writer.commit()
+        await publisher.until_acked(4)
+    assert unsettled(database_url) == 0
+
+
+def board_of_all_lanes(reader: str = MAIN) -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    board = LaneBoard(HeldLease(numbers), 1)
+    board = LaneBoard(HeldLease(numbers), 1, reader)
     board.take(numbers)
     return board
 
 
-async def claim(connection: Connection, board: LaneBoard) -> ClaimedBatch:
+async def claim(
+    connection: Connection, board: LaneBoard, config: RelayConfig | None = None
+) -> ClaimedBatch:
     lanes = board.pick()
-    batch = await claim_batch(connection, board, lanes, RelayConfig())
+    batch = await claim_batch(connection, board, lanes, config or RelayConfig())
     board.put_back(lanes)
     return batch

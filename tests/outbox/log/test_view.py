@@ -16,6 +16,7 @@ CLAIM: dict[str, Any] = {
     **Claims().plan([]).parameters,
     **ALL.parameters,
     **LIMITS,
+    "max_read": 1,
     "max_rows": 1,
 }
 
