@@ -425,7 +425,7 @@ class _Claim:
         assigned = takeover.note_entries(view, clock)
         cuts = await self._read_deferrals()
         for lane in lanes:
-            lane.log_read(cuts.get(lane.number), assigned)
+            lane.log_read(cuts.get(lane.number), assigned, clock.now)
 
     async def _read_deferrals(self) -> dict[int, int]:
         """Read the next entries in the log of the lanes.
@@ -557,18 +557,17 @@ def _read(
         problem = problem_of_headers(headers) if headers else None
         if not is_uuid7(row.id):
             problem = f"id {row.id} is not a UUIDv7"
-        if problem is None:
-            message = Message(
-                row.topic,
-                row.payload,
-                key=row.key,
-                tenant=row.tenant,
-                headers=headers,
-                id=row.id,
-                content_type=row.content_type,
-                schema_version=row.schema_version,
-                priority=priority_of(row.lane),
-            )
+        message = Message(
+            row.topic,
+            row.payload,
+            key=row.key,
+            tenant=row.tenant,
+            headers=headers,
+            id=row.id,
+            content_type=row.content_type,
+            schema_version=row.schema_version,
+            priority=priority_of(row.lane),
+        )
     return ClaimedMessage(
         row.lane,
         row.seq,
@@ -586,12 +585,12 @@ def _read(
 
 def decode_row(row: ClaimedMessage, codec: PayloadCodec) -> ClaimedMessage:
     """Decode the payload of a row, if it is encoded."""
-    if row.message is None or not is_encoded(row.message):
+    if row.problem is not None or row.message is None or not is_encoded(row.message):
         return row
     try:
         return row._replace(message=decoded(row.message, codec))
     except CodecError as error:
-        return row._replace(message=None, problem=str(error))
+        return row._replace(problem=str(error))
 
 
 def problem_of_headers(headers: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from relay.config import RelayConfig
 from relay.events import BatchPublished
 from relay.lanes.batch import ClaimedMessage
 from relay.lanes.keys import BatchKeys
-from relay.publisher import Acked, Confirmation, Handling, Nacked, Publisher
+from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
 """None: the message wasn't sent, or its outcome is unknown; nothing is recorded."""
@@ -26,7 +26,7 @@ MAX_REASON: Final = 2000
 
 async def publish_batch(
     rows: Sequence[ClaimedMessage],
-    publisher: Publisher | Handling,
+    publisher: Publisher,
     config: RelayConfig,
     *,
     batch_limit: BatchLimit,
@@ -61,14 +61,7 @@ async def publish_batch(
         started = time.monotonic()
         try:
             confirmations: Sequence[Answer]
-            if isinstance(publisher, Handling):
-                confirmations = await publisher.hand_over(
-                    messages,
-                    [rows[i].attempts for i in wave],
-                    [rows[i].created_at for i in wave],
-                )
-            else:
-                confirmations = await publish_messages(messages, publisher, config)
+            confirmations = await publish_messages(messages, publisher, config)
         except BrokerUnavailableError as error:
             if isinstance(error, BrokerTimeoutError):
                 batch_limit.record_timeout(len(messages))
@@ -104,9 +97,7 @@ def _waves(rows: Sequence[ClaimedMessage], *, strict: bool) -> Iterator[Sequence
     In strict mode, no call contains two messages of a key. Otherwise, only a message
     that was nacked before goes ahead of the rest of its key.
     """
-    pending: Iterable[int] = [
-        i for i, row in enumerate(rows) if row.message is not None
-    ]
+    pending: Iterable[int] = [i for i, row in enumerate(rows) if row.problem is None]
     if not strict and not any(row.attempts for row in rows):
         yield list(pending)
         return

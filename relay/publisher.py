@@ -105,9 +105,46 @@ class InDatabase(Protocol):
     in_database: bool
 
 
+class Handed(Protocol):
+    """A message for a handler in the relay's own process. For one event loop."""
+
+    @property
+    def message(self) -> Message:
+        """The message, as far as it could be read."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it can't be handled as a message; None if it can."""
+
+    @property
+    def attempts(self) -> int:
+        """How often it has failed."""
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was added."""
+
+    @property
+    def place(self) -> tuple[int, datetime]:
+        """Its seq and when it was added: lower ones of its key go first."""
+
+    @property
+    def leased(self) -> tuple[int, datetime | None]:
+        """Its lane, and when this process took that, by the database's clock."""
+
+    def begin(self) -> bool:
+        """Return whether it may be started; otherwise it has another owner by now."""
+
+    def end(self, answer: Confirmation | None) -> None:
+        """Record its outcome, once; None: it was not started.
+
+        A `Nacked` must say when the message is retried.
+        """
+
+
 @runtime_checkable
 class Handling(Protocol):
-    """What a relay publishes to if the handlers are in its own process."""
+    """What a relay hands messages to if their handlers are in its own process."""
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -115,18 +152,14 @@ class Handling(Protocol):
     async def __aexit__(self, *exc_info: object) -> None:
         """End."""
 
-    async def hand_over(
-        self,
-        batch: Sequence[Message],
-        attempts: Sequence[int],
-        created_at: Sequence[datetime],
-    ) -> Sequence[Confirmation | None]:
-        """Do as `Publisher.publish`; None means that a message was not started.
+    async def wants_more(self) -> None:
+        """Wait until more messages are wanted."""
 
-        Args:
-            attempts: how often each message has failed.
-            created_at: when each was added.
-        """
+    def hand_over(self, messages: Sequence[Handed]) -> None:
+        """Take messages, those of a key in order."""
+
+    def take_back(self, message: Handed) -> None:
+        """Take a message again that was not started, ahead of others of its key."""
 
 
 @runtime_checkable

@@ -54,6 +54,7 @@ from relay.events import (
     RelayStarted,
     RelayStopped,
 )
+from relay.handler_worker import HandlerWorker
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
@@ -100,7 +101,6 @@ class Relay(Process):
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
-        connections: how many connections its batches share; by default, each has one.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class Relay(Process):
         reader: str = MAIN,
         broker: str | None = None,
         switch_broker: bool = False,
-        connections: int | None = None,
     ) -> None:
         super().__init__()
         if isinstance(publisher, str):
@@ -146,9 +145,7 @@ class Relay(Process):
             server=self._server,
         )
         self._sweep_link = self._link("sweep")
-        self._links = [
-            self._link("worker") for _ in range(connections or self._config.concurrency)
-        ]
+        self._links = [self._link("worker") for _ in range(self._config.concurrency)]
         self._lanes = LaneBoard(self._lease, self._config.concurrency, reader)
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
@@ -165,6 +162,16 @@ class Relay(Process):
         self._days = Days(self._make_days, self._notify)
         self._stop = asyncio.Event()
         self._in_flight: set[asyncio.Task[Any]] = set()
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The names of the sessions of this reader's processes."""
+        return self._lease.members
+
+    def identify(self, id: str) -> None:
+        """Name its sessions after an id, before it runs: see `members`."""
+        # PostgreSQL truncates the name to 63 bytes.
+        self._lease.name(f"pillarbox {id} {self._reader.name} lease")
 
     def step_aside(self, seconds: float) -> None:
         """Let other relays of the reader, if there are any, have all lanes."""
@@ -222,10 +229,7 @@ class Relay(Process):
                     ),
                     group.create_task(self._oversized.run()),
                 ]
-                workers = [
-                    group.create_task(worker.run())
-                    for worker in map(self._worker, range(self._config.concurrency))
-                ]
+                workers = [group.create_task(it.run()) for it in self._workers()]
                 async with self._presence().recorded():
                     await self._stop.wait()
                     await self._drain(workers)
@@ -316,20 +320,35 @@ class Relay(Process):
             server=self._server,
         )
 
-    def _worker(self, number: int) -> Worker:
-        return Worker(
-            self._links[number % len(self._links)],
-            self._sweep_link,
-            self._lanes,
-            self._publisher,
-            self._breaker,
-            self._batch_limit,
-            self._oversized,
-            self._config,
-            in_flight=self._in_flight,
-            stop=self._stop,
-            notify=self._notify,
-        )
+    def _workers(self) -> Sequence[Worker | HandlerWorker]:
+        links, publisher = self._links, self._publisher
+        if isinstance(publisher, Handling):
+            worker = HandlerWorker(
+                self._sweep_link,
+                self._lanes,
+                publisher,
+                self._config,
+                in_flight=self._in_flight,
+                stop=self._stop,
+                notify=self._notify,
+            )
+            return [worker]
+        return [
+            Worker(
+                links[number % len(links)],
+                self._sweep_link,
+                self._lanes,
+                publisher,
+                self._breaker,
+                self._batch_limit,
+                self._oversized,
+                self._config,
+                in_flight=self._in_flight,
+                stop=self._stop,
+                notify=self._notify,
+            )
+            for number in range(self._config.concurrency)
+        ]
 
     async def _drain(self, workers: Collection[asyncio.Task[None]]) -> None:
         """Give batches in flight time to finish, and start no new ones."""

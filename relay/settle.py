@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from outbox.cloudevents.raw_text import storable_reason
 from outbox.limits import MAX_WAIT
@@ -68,7 +68,7 @@ class Settlement:
     lanes: Sequence[Lane]
     published: int
     others: Sequence[_Decided]
-    advances: Sequence[Advance[Lane]]
+    advances: Sequence[Advance[Any]]
     cut: frozenset[int]
 
     def of(self, *causes: str) -> Sequence[_Decided]:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import psycopg
 
 from outbox.events import Event
-from outbox.gather import gather
 from outbox.postgres.connection import Connection, Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
@@ -26,7 +25,7 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
-from relay.publisher import Acked, Handling, InDatabase, Publisher
+from relay.publisher import Acked, InDatabase, Publisher
 from relay.settle import Settlement, settle, store_settlement
 
 _Session: TypeAlias = tuple[Link, Connection]
@@ -50,7 +49,7 @@ class Worker:
         link: Link,
         sweep_link: Link,
         lanes: LaneBoard,
-        publisher: Publisher | Handling,
+        publisher: Publisher,
         breaker: Breaker,
         batch_limit: BatchLimit,
         oversized: OversizedRows,
@@ -69,7 +68,7 @@ class Worker:
         self._oversized = oversized
         self._config = config
         # Other acks may be lost with the settlement.
-        self._keeps_acks = not isinstance(publisher, Handling | InDatabase)
+        self._keeps_acks = not isinstance(publisher, InDatabase)
         self._in_flight = in_flight
         self._stop = stop
         self._notify = notify
@@ -102,21 +101,9 @@ class Worker:
             released = batch.release()
             lanes = batch.lanes
             self._lanes.put_back(released)
-            if isinstance(self._publisher, Handling):
-                # Each lane is settled as soon as its own handlers have ended.
-                parts = batch.by_lane()
-                lanes = []
-                await gather(self._end(part, session) for part in parts)
-            else:
-                await self._finish(batch, session)
+            await self._finish(batch, session)
         finally:
             self._lanes.put_back(lanes)
-
-    async def _end(self, part: ClaimedBatch, session: _Session) -> None:
-        try:
-            await self._finish(part, session)
-        finally:
-            self._lanes.put_back(part.lanes)
 
     async def _finish(self, batch: ClaimedBatch, session: _Session) -> None:
         """Publish and settle a batch; if its session is lost, claim it again.
@@ -161,7 +148,7 @@ class Worker:
             leased=lambda: self._lanes.owns(batch.lanes),
             notify=self._notify,
         )
-        if any(answers[i] for i, row in enumerate(rows) if row.message):
+        if any(answers[i] for i, row in enumerate(rows) if row.problem is None):
             self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))

@@ -151,7 +151,7 @@ CREATE TABLE outbox.deferral (
     CONSTRAINT reason_size CHECK (octet_length(reason) <= 16384 AND octet_length(requested_by) <= 16384),
     CONSTRAINT run_not_negative CHECK (run >= 0),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
-    CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'found', 'replayed', 'settled')),
+    CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'open', 'found', 'replayed', 'settled')),
     CONSTRAINT outcome_known CHECK (outcome IS NULL OR (cause = 'settled' AND outcome IN ('published', 'dead_lettered'))),
     CONSTRAINT due_unless_blocked_or_settled CHECK ((due_at IS NULL) = (cause IN ('blocked', 'settled'))),
     CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL),
@@ -163,14 +163,14 @@ COMMENT ON COLUMN outbox.deferral.created_at IS 'when the message was created';
 COMMENT ON COLUMN outbox.deferral.run IS '0: the first publication; n: the n-th replay';
 COMMENT ON COLUMN outbox.deferral.attempts IS 'how often the broker has refused it in this run; an unavailable broker does not count';
 COMMENT ON COLUMN outbox.deferral.cause IS
-    'scheduled: not due yet; refused; postponed: refused without a charge; blocked: its key waits; aside: too large to be loaded; unknown: the broker did not answer; found: behind a position; replayed: requested again; settled: ends the run';
+    'scheduled: not due yet; refused; postponed: refused without a charge; blocked: its key waits; aside: too large to be loaded; unknown: the broker did not answer; open: its handler runs; found: behind a position; replayed: requested again; settled: ends the run';
 COMMENT ON COLUMN outbox.deferral.outcome IS 'how the run ended, in the entry settled';
 COMMENT ON COLUMN outbox.deferral.due_at IS 'when to publish it next; null: when its key is free, or never (settled)';
 COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the replay';
 -- With the entry: a million messages can be due at the same time.
 CREATE INDEX deferral_due_idx ON outbox.deferral (reader, lane, due_at, entry) WHERE due_at IS NOT NULL;
 CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
-    WHERE key IS NOT NULL AND cause IN ('refused', 'postponed', 'blocked', 'unknown', 'found');
+    WHERE key IS NOT NULL AND cause IN ('refused', 'postponed', 'blocked', 'unknown', 'open', 'found');
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';

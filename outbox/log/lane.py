@@ -70,6 +70,11 @@ class LogLane:
         """Take the lane over before the next claim."""
         self.progress = None
 
+    def move_fence(self, day: Day) -> tuple[Progress, Sequence[Stored]] | None:
+        """Return what to store if its last settlement is of another day."""
+        assert self.progress is not None
+        return self.progress.move_fence(day)
+
     def expire(self) -> None:
         """Take the lane over with the next refresh."""
         self.expires_at = BEGINNING

@@ -61,7 +61,7 @@ class Settlements:
             if progress is None or max(progress.fence).ends_at > clock.now - SKEW:
                 continue
             today = max(day for day, _ in progress.days if day.starts_at <= clock.now)
-            if (stored := progress.move_fence(today)) is not None:
+            if (stored := lane.move_fence(today)) is not None:
                 moved.append(Advance(lane, *stored, {}, {}))
         try:
             await self.store(connection, moved)

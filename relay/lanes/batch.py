@@ -15,6 +15,7 @@ class ClaimedMessage(NamedTuple):
     """A message that was read; if it isn't valid, the problem with its row.
 
     Attributes:
+        message: None if it was not loaded.
         waiting: its entry in the log; None if it is claimed for the first time.
         due_at: when it became due, if not on creation: the time it was scheduled for,
             or when its replay was requested.

@@ -7,7 +7,7 @@ of it is in flight, so its messages reach the broker in order.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
 
 from outbox.bounded_dict import BoundedDict
@@ -47,6 +47,7 @@ class LaneBoard:
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
         self._has_found = False
+        self.make_lane: Callable[[int], Lane] = Lane
         self.reader = LogReader(reader)
         self.topics: Topics = ALL
         self.acked: BoundedDict[Hashable, None] = BoundedDict()
@@ -55,7 +56,7 @@ class LaneBoard:
     def take(self, lanes: Collection[int]) -> None:
         """Add lanes that were just leased."""
         for number in lanes:
-            self._known[number] = Lane(number)
+            self._known[number] = self.make_lane(number)
         self.wake()
 
     def lose(self, lanes: Collection[int]) -> None:
@@ -157,10 +158,20 @@ class LaneBoard:
         returned = []
         for lane in lanes:
             lane.put_back()
-            if self._known.get(lane.number) in {None, lane}:
+            if self._known.get(lane.number) in {None, lane} and not lane.is_used:
                 returned.append(lane.number)
         self._lease.leave(returned)
         self._update_events()
+
+    def keep(self, lane: Lane) -> None:
+        """Let no claim pick a lane until it is put back."""
+        lane.picked()
+        self._update_events()
+
+    def leave(self, lane: Lane) -> None:
+        """Record that no message of a lane is in hand, unless a claim has picked it."""
+        if not lane.in_flight and self._known.get(lane.number) in {None, lane}:
+            self._lease.leave([lane.number])
 
     def find(self, number: int) -> Lane | None:
         """Return a lane, or None if this relay doesn't hold it."""

@@ -39,7 +39,7 @@ _LOWEST: Final = -(2**63)
 _LONG_KEY: Final = 64
 _UNKEYED_CAUSES: Final = {"scheduled", "aside", "replayed"}
 _BLOCKING: Final = {"refused", "postponed", "unknown"}
-WAITING: Final = {*_BLOCKING, "scheduled", "blocked", "aside"}
+WAITING: Final = {*_BLOCKING, "scheduled", "blocked", "aside", "open"}
 """The causes with which a settlement makes a message wait."""
 
 LaneKey: TypeAlias = tuple[int, str | None]

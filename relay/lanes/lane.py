@@ -5,6 +5,8 @@ one claim. If it isn't published by then, it gets an entry in the log; see
 `relay/lanes/keys.py`.
 """
 
+from datetime import datetime
+
 from typing_extensions import override
 
 from outbox.log.lane import LogLane
@@ -23,13 +25,17 @@ class Lane(LogLane):
         skipped: how many messages of other topics claims have passed since the lane's
             position was stored.
         woken: something may have arrived since the current claim began.
+        leased_at: when it was read first, by the database's clock.
+        read_at: when it was refreshed last, by the same clock.
     """
 
     __slots__ = (
         "idle",
         "in_flight",
         "keys",
+        "leased_at",
         "needs_refresh",
+        "read_at",
         "skipped",
         "woken",
     )
@@ -42,6 +48,13 @@ class Lane(LogLane):
         self.in_flight = False
         self.skipped = 0
         self.woken = False
+        self.leased_at: datetime | None = None
+        self.read_at: datetime | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether some of its messages are in hand without a claim."""
+        return False
 
     def doubt(self) -> None:
         """Forget everything: another process, or a crash, may have changed it."""
@@ -60,8 +73,10 @@ class Lane(LogLane):
         self.keys.restart_log()
         self.needs_refresh = True
 
-    def log_read(self, cut: int | None, assigned: int) -> None:
+    def log_read(self, cut: int | None, assigned: int, now: datetime) -> None:
         """Record that a refresh has read the log; see `LaneKeys.portion_read`."""
+        self.leased_at = self.leased_at or now
+        self.read_at = now
         self.keys.portion_read(cut, assigned)
         self.needs_refresh = self.keys.is_partly_read
 

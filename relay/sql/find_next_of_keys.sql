@@ -12,7 +12,7 @@ SELECT waiting.*
         AND d.lane = wanted.lane
         AND d.key = wanted.key
         AND d.seq > wanted.seq
-        AND d.cause IN ('refused', 'postponed', 'blocked', 'unknown', 'found')
+        AND d.cause IN ('refused', 'postponed', 'blocked', 'unknown', 'open', 'found')
         AND d.created_at >= %(since)s
         -- Not a join, which may read the whole log.
         AND (SELECT true

@@ -9,7 +9,7 @@ SELECT wanted.lane, wanted.key
          WHERE d.reader = %(reader)s
            AND d.lane = wanted.lane
            AND d.key = wanted.key
-           AND d.cause IN ('refused', 'postponed', 'blocked', 'unknown', 'found')
+           AND d.cause IN ('refused', 'postponed', 'blocked', 'unknown', 'open', 'found')
            -- Not a join, which may read the whole log.
            AND (SELECT true
                   FROM outbox.deferral AS later

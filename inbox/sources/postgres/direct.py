@@ -3,16 +3,13 @@
 Between the commit and the handler there is no relay process and no copy of the message:
 the consumer is a reader of the outbox, and this source runs a relay that hands messages
 to its own process. So it claims, orders, defers and takes lanes over as all relays do.
-Each lane has a batch of its own, which ends when the last of its messages is settled.
 """
 
 import asyncio
-import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, Self, TypeAlias
+from datetime import timedelta
+from typing import Final, Self
 
 from inbox.consuming.rollout import warn_unhandled
 from inbox.poison.history import (
@@ -23,13 +20,11 @@ from inbox.poison.history import (
     Takeover,
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
+from inbox.sources.postgres.ready import Ready
 from outbox.brokers.postgres import DIRECT, PostgresOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
-from outbox.lane import LANES, lane_of
-from outbox.message import Message
-from outbox.payload.payload_codec import load_codec
 from outbox.postgres.connection import connect
 from outbox.url import without_password
 from relay.config import RelayConfig
@@ -38,46 +33,34 @@ from relay.events import (
     BrokerMatches,
     DatabaseLost,
     DatabaseRecovered,
-    LeaseTaken,
+    LanesFree,
+    LanesWithheld,
     ReaderDropped,
     RelayStarted,
 )
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Handed, Nacked
 from relay.reader import RelayReader
 from relay.relay import Relay
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
-_CONNECTIONS: Final = 3
-_SHARE: Final = 8
-"""Of what may be prefetched, one part is in each batch."""
-_MAX_BATCH_BYTES: Final = 1024 * 1024
-"""Of one batch; a larger message is a batch of its own."""
-_NEVER: Final = timedelta(days=365)
-"""Handlers have limits of their own."""
-
-_Answer: TypeAlias = "asyncio.Future[Confirmation | None]"
-"""None: the message was not started."""
-
-
-class _Handed(NamedTuple):
-    """A message that the relay waits for, and how often it has failed."""
-
-    message: Message
-    attempts: int
-    created_at: datetime
-    answer: _Answer
+_MAX_CLAIMS: Final = 4
+"""So many claims' worth of messages are ready at most, if some tenants are left out."""
+_MAX_PAYLOAD: Final = 2**30
+"""As large as a value can be: none is given up because of its size."""
 
 
 class _Handover:
-    """What the relay publishes to: messages wait here until they are settled."""
+    """What the relay hands messages to: they are ready here until they are received."""
 
     identity = DIRECT
 
-    def __init__(self) -> None:
-        self.ready: deque[_Handed] = deque()
+    def __init__(self, prefetch: int) -> None:
+        self.ready: Ready[Handed] = Ready()
         self.some = asyncio.Event()
-        self._open: set[_Answer] = set()
+        self._prefetch = prefetch
+        self._left_out: frozenset[str] = frozenset()
+        self._wanted = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,38 +68,48 @@ class _Handover:
     async def __aexit__(self, *exc_info: object) -> None:
         pass
 
-    async def hand_over(
-        self,
-        batch: Sequence[Message],
-        attempts: Sequence[int],
-        created_at: Sequence[datetime],
-    ) -> Sequence[Confirmation | None]:
-        loop = asyncio.get_running_loop()
-        answers: list[_Answer] = [loop.create_future() for _ in batch]
-        self._open.update(answers)
-        self.ready.extend(map(_Handed, batch, attempts, created_at, answers))
+    async def wants_more(self) -> None:
+        while not self._is_short():
+            self._wanted.clear()
+            await self._wanted.wait()
+
+    def _is_short(self) -> bool:
+        if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
+            return False
+        return not self.ready or self.ready.has_only(self._left_out)
+
+    def hand_over(self, messages: Sequence[Handed]) -> None:
+        for message in messages:
+            self.ready.add(message)
         self.some.set()
-        try:
-            return await asyncio.gather(*answers)
-        finally:
-            self._open.difference_update(answers)
 
-    def take(self, limit: int) -> list[_Handed]:
-        """Hand out messages whose batch hasn't been cancelled."""
-        taken: list[_Handed] = []
-        while self.ready and len(taken) < limit:
-            handed = self.ready.popleft()
-            if not handed.answer.done():
-                taken.append(handed)
-        if not self.ready:
-            self.some.clear()
+    def take_back(self, message: Handed) -> None:
+        key, place = message.message.key, message.place
+        self.ready.put_back(
+            message,
+            lambda other: (
+                key is not None and other.message.key == key and other.place < place
+            ),
+        )
+        self.some.set()
+
+    def leave_out(self, tenants: Collection[str]) -> None:
+        """Hand out no messages of these tenants, until the next call."""
+        self._left_out = frozenset(tenants)
+        self._wanted.set()
+        self.some.set()
+
+    def take(self, limit: int) -> list[Handed]:
+        """Hand out messages whose lanes were leased all the time."""
+        self.some.clear()
+        taken: list[Handed] = []
+        while len(taken) < limit:
+            found = self.ready.take(limit - len(taken), self._left_out)
+            if not found:
+                break
+            taken += [message for message in found if message.begin()]
+        self._wanted.set()
         return taken
-
-    def give_back(self) -> None:
-        """Settle what is open as not started."""
-        self.ready.clear()
-        for answer in list(self._open):
-            _settle(answer, None)
 
 
 class DirectSource:
@@ -140,13 +133,12 @@ class DirectSource:
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         url, options = PostgresOptions.parse(url)
-        codec = os.environ.get("PILLARBOX_CODEC")
         self._warnings: list[str] = []
-        self.abilities = Abilities(warnings=lambda: self._warnings)
+        self._holders: Sequence[str] = ()
         self._url = url
         self._topics = topics
         self._poll = poll_interval.total_seconds()
-        self._handover = _Handover()
+        self._handover = _Handover(options.prefetch)
         self._started = asyncio.Event()
         self._failure: str | None = None
         self._refusal: str | None = None
@@ -157,20 +149,23 @@ class DirectSource:
             url,
             self._handover,
             RelayConfig(
-                # A batch of each lane: none waits for the handlers of another.
-                concurrency=LANES,
-                batch_size=max(1, options.prefetch // _SHARE),
-                max_batch_bytes=_MAX_BATCH_BYTES,
+                concurrency=1,
+                batch_size=options.prefetch,
+                max_payload_bytes=_MAX_PAYLOAD,
                 lease=options.lease,
                 poll_interval=poll_interval,
-                publish_timeout=_NEVER,
                 drain=leave_timeout,
-                codec=load_codec(codec) if codec else None,
             ),
             observers=[self._on_event],
             reader=consumer,
             broker=DIRECT,
-            connections=_CONNECTIONS,
+        )
+        self.abilities = Abilities(
+            leave_out=self._handover.leave_out,
+            foreign_holders=lambda: self._holders,
+            warnings=lambda: self._warnings,
+            identify=self._relay.identify,
+            members=lambda: self._relay.members,
         )
 
     async def __aenter__(self) -> Self:
@@ -200,9 +195,6 @@ class DirectSource:
         if running is None:
             return
         self._relay.stop()
-        while not running.done():
-            self._handover.give_back()
-            await asyncio.wait({running}, timeout=0.05)
         with suppress(Exception):
             await running
         await end([running])
@@ -234,11 +226,12 @@ class DirectSource:
             BrokerUnavailableError: the database is unavailable, or the reader was
                 dropped or given to relays.
         """
-        if not (self._handover.ready or self._failure or self._refusal):
+        taken = self._handover.take(limit)
+        if not (taken or self._failure or self._refusal):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll):
                     await self._handover.some.wait()
-        taken = self._handover.take(limit)
+            taken = self._handover.take(limit)
         if not taken:
             assert self._running is not None
             if self._running.done():
@@ -248,9 +241,10 @@ class DirectSource:
         return [
             EntryDelivery(
                 self,
-                handed.answer,
+                handed,
                 Arrived(
                     message=handed.message,
+                    problem=handed.problem,
                     attempts=handed.attempts,
                     history=self._history_of(handed),
                     published_at=handed.created_at.timestamp(),
@@ -259,42 +253,42 @@ class DirectSource:
             for handed in taken
         ]
 
-    def acked(self, entry: _Answer) -> None:
+    def acked(self, entry: Handed) -> None:
         """Settle a message."""
-        _settle(entry, Acked())
+        entry.end(Acked())
 
-    def nacked(self, entry: _Answer, delay: timedelta | None) -> None:
+    def nacked(self, entry: Handed, delay: timedelta | None) -> None:
         """Make a message claimable again: at once or, with its key, after a delay."""
-        _settle(
-            entry,
+        entry.end(
             None
             if delay is None
-            else Nacked("its handler failed", retry_after=delay, is_attempt=True),
+            else Nacked("its handler failed", retry_after=delay, is_attempt=True)
         )
 
-    def handed_back(self, entry: _Answer, delay: timedelta) -> bool:
+    def handed_back(self, entry: Handed, delay: timedelta) -> bool:
         """Let a message and its key wait, and others lease its lane meanwhile."""
-        _settle(entry, Nacked("has no handler here", retry_after=delay))
+        entry.end(Nacked("has no handler here", retry_after=delay))
         self._relay.step_aside(delay.total_seconds())
         return True
 
-    def _history_of(self, handed: _Handed) -> History:
-        message = handed.message
-        lane = lane_of(message.key, message.id, message.priority)
-        taken_over = self._taken_over.get(lane)
-        if taken_over is not None and taken_over.covers(handed.created_at):
-            return taken_over.history
+    def _history_of(self, handed: Handed) -> History:
+        lane, leased_at = handed.leased
+        known = self._taken_over.get(lane)
+        if leased_at is not None and (known is None or known.at != leased_at):
+            known = Takeover(leased_at, TakenOver(_MAX_SUSPECTS))
+            self._taken_over[lane] = known
+        if known is not None and known.covers(handed.created_at):
+            return known.history
         return REDELIVERED if handed.attempts else FIRST_DELIVERY
 
     def _on_event(self, event: Event) -> None:
         match event:
             case RelayStarted():
                 self._started.set()
-            case LeaseTaken(lanes=lanes):
-                now = datetime.now(UTC)
-                self._taken_over |= {
-                    lane: Takeover(now, TakenOver(_MAX_SUSPECTS)) for lane in lanes
-                }
+            case LanesWithheld():
+                self._holders = event.holders
+            case LanesFree():
+                self._holders = ()
             case DatabaseLost():
                 self._failure = event.reason
             case DatabaseRecovered():
@@ -308,8 +302,3 @@ class DirectSource:
 
     def _away(self, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(f"{without_password(self._url)}: {reason}")
-
-
-def _settle(answer: _Answer, confirmation: Confirmation | None) -> None:
-    if not answer.done():
-        answer.set_result(confirmation)
