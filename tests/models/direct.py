@@ -9,8 +9,8 @@ Two positions are enough: how far claims have read, and the stored one. What is 
 and can't be handled now (not due, failed, or behind one of its key) gets its entry in
 the transaction that stores the position beyond it. The deliveries before it whose
 handlers run get entries that they are open, in the same transaction. So no entry has to
-wait for a handler, and none is above the position, as for relays. In every state both
-are checked, too.
+wait for a handler, but some wait for a claim: while late rows are read, a position can
+need a third part. None is above the position, as for relays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -218,6 +218,8 @@ class DirectModel(LogModel):
         for index, row in enumerate(held):
             if causes[row.id] != OPENED:
                 passed = self.find_passed(consumer, held, index)
+                if passed is None:
+                    continue
                 entries = {other.id: causes[other.id] for other in passed}
                 if not self.opens and OPENED in entries.values():
                     raise BrokenPromiseError(f"row {row.id} is kept by a handler")
@@ -225,17 +227,19 @@ class DirectModel(LogModel):
 
     def find_passed(
         self, consumer: Consumer, held: Sequence[Row], index: int
-    ) -> Sequence[Row]:
+    ) -> Sequence[Row] | None:
         """Return the deliveries to pass, so that one of them gets its entry now.
 
-        They are all up to it; and while late rows are read, perhaps later ones.
+        They are all up to it; and while late rows are read, perhaps later ones. If a
+        stored position would get a third part, more of the late rows must be read
+        first: None.
         """
         if self.logs_above:
             return held[index : index + 1]
         for end in range(index + 1, len(held) + 1):
             if self.thaw(consumer).settle([_place_of(row) for row in held[:end]]):
                 return held[:end]
-        raise BrokenPromiseError(f"row {held[index].id} is below no possible position")
+        return None
 
     def find_causes(
         self, state: State, consumer: Consumer, held: Sequence[Row]

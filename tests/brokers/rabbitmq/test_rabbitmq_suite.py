@@ -144,5 +144,5 @@ class TestRabbitMQSourceWithSingleActiveConsumer(RabbitMQSourceCase):
 
 @pytest.mark.variant
 class TestRabbitMQOutageWithSingleActiveConsumer(RabbitMQOutageCase):
-    capabilities = SourceCapabilities(shares=False)
+    capabilities = SourceCapabilities(shares=False, hands_back=False)
     options = "&single_active_consumer=true"
