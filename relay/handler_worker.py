@@ -216,7 +216,7 @@ class HandlerWorker:
             await self._settling.failed(error)
             return False
         self._settling.succeeded()
-        done = [lane for lane in self._kept if not lane.must_settle]
+        done = [lane for lane in self._kept if lane.needs_claim or not lane.must_settle]
         self._kept.difference_update(done)
         self._lanes.put_back(done)
         return True

@@ -185,15 +185,18 @@ class WindowLane(Lane):
             over.
         held: its messages in hand, by their identities.
         log_by: when a settlement waits for handlers no longer, as `time.monotonic()`.
+        needs_claim: what must be settled has to wait until late rows are read.
     """
 
     __slots__ = (
         "_behind",
         "_moves",
+        "_to_drain",
         "_unsettled",
         "held",
         "keeper",
         "log_by",
+        "needs_claim",
         "stale",
         "window",
     )
@@ -221,7 +224,10 @@ class WindowLane(Lane):
         self._unsettled = _Unsettled.none()
         self.window: Window | None = None
         self.log_by = 0.0
+        self.needs_claim = False
         self._moves = False
+        self._to_drain: set[str | None] = set()
+        """Keys whose log a claim may have read to its end, without what waits here."""
 
     @property  # type: ignore[explicit-override]
     @override
@@ -310,7 +316,10 @@ class WindowLane(Lane):
             new += [row for row, _ in withheld if row.waiting is None]
             self._claimed(map(place_of, new), extent)
             self._moves = self._moves or not new
-        closed = {held.row.key for held, _ in self._unsettled.refused} - {None}
+        if self.needs_claim:
+            self._to_drain |= self._closed()
+        self.needs_claim = False
+        closed = self._closed()
         handed: list[HeldMessage] = []
         for row in rows:
             known = self.held.get(row.identity)
@@ -319,6 +328,7 @@ class WindowLane(Lane):
                 known.row = row
             elif row.key in closed:
                 withheld.append((row, BLOCKED))
+                self._to_drain.add(row.key)
             else:
                 held = HeldMessage(row, self, self.window, now)
                 self.held[row.identity] = held
@@ -327,6 +337,11 @@ class WindowLane(Lane):
             self._wait(now)
             self._unsettled.withheld.extend(withheld)
         return handed
+
+    def _closed(self) -> set[str | None]:
+        """Return the keys of which a message waits that the log doesn't have yet."""
+        keys = {held.row.key for held, _ in self._unsettled.refused}
+        return (keys | {row.key for row, _ in self._unsettled.withheld}) - {None}
 
     def _is_behind(self, held: HeldMessage) -> bool:
         """Whether it, or an earlier message of its key, runs since another window."""
@@ -382,12 +397,14 @@ class WindowLane(Lane):
             if row.waiting.entry != _UNKNOWN:
                 self.release(row.waiting)
             return False
-        closed = {other.row.key for other, _ in self._unsettled.refused}
-        if row.key is None or not (row.key in closed or keys.is_blocked(row.key)):
+        if row.key is None or not (
+            row.key in self._closed() or keys.is_blocked(row.key)
+        ):
             return True
         self.let_go(held)
         self._wait(now)
         self._unsettled.withheld.append((row, BLOCKED))
+        self._to_drain.add(row.key)
         return False
 
     def settle(self, now: float, *, is_leaving: bool) -> LaneSettlement | None:
@@ -417,7 +434,7 @@ class WindowLane(Lane):
             # While late rows are read, a position has to pass all that was claimed.
             opened = running
             result = self._pass(log, opened)
-            must_wait = result is None
+            must_wait = self.needs_claim = result is None
         kept = _Unsettled.none()
         if must_wait:
             kept.refused.extend(it for it in taken.refused if it[0].row.waiting is None)
@@ -452,6 +469,11 @@ class WindowLane(Lane):
         )
         for held in opened:
             held.opened()
+        if not self.must_settle:
+            for key in self._to_drain:
+                if key is not None:
+                    self.keys.drain(key)
+            self._to_drain.clear()
         left = {id(held) for held, _ in kept.refused}
         for held, _ in (*taken.ended, *taken.refused):
             if id(held) not in left:

@@ -287,7 +287,7 @@ class WaitingModel:
         lane = self.thaw(frozen)
         keys = lane.keys
         if lane.needs_refresh and self.reads_log:
-            lane.log_read(*self.read_portion(database, keys))
+            lane.log_read(*self.read_portion(database, keys), NOW)
         else:
             lane.needs_refresh = keys.is_partly_read
         open_entries = _open(database)
