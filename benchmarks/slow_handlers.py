@@ -111,7 +111,7 @@ def _measure(url: str, source: str, messages: int) -> list[float]:
                     # Twice as long, since it may start late.
                     held[key] = max(now, held.get(key, 0.0)) + 2 * SLOW
                 lane = lane_of(key, id, Priority.DEFAULT)
-                payload = b"slow" if is_slow else b"quick"
+                payload = b'"slow"' if is_slow else b'"quick"'
                 connection.execute(INSERT, (id, lane, TOPIC, key, payload))
                 committed[id] = time.monotonic_ns()
         while not counts <= started.keys():
@@ -132,7 +132,7 @@ async def main(url: str, source: str) -> None:
     @consumer.handles(TOPIC)
     async def handle(session: AsyncSession, message: Message) -> None:
         print(message.id, time.monotonic_ns(), flush=True)
-        if message.payload == b"slow":
+        if message.payload == b'"slow"':
             await asyncio.sleep(SLOW)
 
     await consumer.run()
