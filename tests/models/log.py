@@ -819,7 +819,7 @@ class LogModel:
         """Do what `outbox.subscribe` does, each time in a transaction of its own."""
         if database.adding is not None:
             if database.is_dropped and database.returned is None:
-                database = self.come_back(database, database.adding)
+                database = self.return_at(database, database.adding)
             has_begun = self.begins_at_once or database.topic is not None
             yield (
                 "the topic is there" if has_begun else "the topic is added",
@@ -831,7 +831,7 @@ class LogModel:
             since = Position(database.next_seq - 1, self.take_snapshot(database))
             yield "a process adds the topic", database._replace(adding=since)
 
-    def come_back(self, database: Database, since: Position) -> Database:
+    def return_at(self, database: Database, since: Position) -> Database:
         """End what waits, and begin anew."""
         number = max((row.number for row in database.stored), default=0) + 1
         rows = [Stored(day, number, since) for day in DAYS[: self.days]]
