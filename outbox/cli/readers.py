@@ -10,10 +10,11 @@ from outbox.administration.readers import (
     drop_reader,
     list_readers,
 )
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.cli.command import (
     Database,
     Json,
-    broker_url,
+    broker_url_if_given,
     command,
     new_app,
     opened,
@@ -75,8 +76,8 @@ def _add(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="Topic, or prefix followed by a star; repeat it for several. All "
-            "topics by default.",
+            help="Topic, or prefix followed by a star; repeat it for several. A new "
+            "reader gets all topics by default.",
         ),
     ] = None,
     from_oldest: Annotated[
@@ -95,18 +96,21 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader, whose relays run with --reader NAME."""
-    url = None if discard else broker_url(broker)
+    """Add a reader, whose relays run with --reader NAME, or topics to a reader."""
+    url = None if discard else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
-            connection, name, topics or ["*"], broker=url, from_oldest=from_oldest
+            connection,
+            name,
+            topics,
+            broker=url,
+            discard=discard,
+            from_oldest=from_oldest,
         )
-    write_line(
-        f"{name} discards {', '.join(topics or ['*'])}"
-        if discard
-        else f"{name} is added: start its relays with pillarbox relay --reader "
-        f"{for_shell(name)}"
-    )
+    gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
+    if url is not None and identity_of(url) != DIRECT:
+        gets += f"; start its relays with pillarbox relay --reader {for_shell(name)}"
+    write_line(gets)
 
 
 @command(app, "drop")
@@ -119,7 +123,7 @@ def _drop(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Drop a reader for good; its messages no longer hold their days."""
+    """Drop a reader; its messages no longer hold their days."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
