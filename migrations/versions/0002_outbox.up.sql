@@ -75,16 +75,19 @@ CREATE TABLE outbox.reader (
     reader       text        NOT NULL,
     broker       text,
     broker_since timestamptz,
+    role         name        DEFAULT current_user,
     created_at   timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT reader_pkey PRIMARY KEY (reader),
     CONSTRAINT name_valid CHECK (reader ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
     CONSTRAINT broker_size CHECK (octet_length(broker) <= 16384)
 );
-INSERT INTO outbox.reader (reader) VALUES ('main');
+INSERT INTO outbox.reader (reader, role) VALUES ('main', NULL);
 COMMENT ON TABLE outbox.reader IS
     'who reads the outbox: the relays of a reader share its messages, and publish them to its broker';
 COMMENT ON COLUMN outbox.reader.broker IS
     'the part of the broker''s URL that decides where messages go, written by the reader''s first relay: relays with another broker do nothing; change it with pillarbox relay --switch-broker';
+COMMENT ON COLUMN outbox.reader.role IS
+    'which role may run it, besides members of {relay}, who may run all readers; null: none';
 
 CREATE TABLE outbox.subscription (
     reader      text        NOT NULL,
@@ -174,6 +177,53 @@ CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
+
+-- A name, and not an oid: a dump can be restored where the role is missing.
+CREATE FUNCTION outbox.may_run(reader text) RETURNS boolean
+LANGUAGE plpgsql STABLE {pinned}
+AS $body$
+BEGIN
+    RETURN pg_has_role({relay_name}, 'USAGE') OR pg_has_role({owner_name}, 'USAGE')
+        OR EXISTS (SELECT FROM outbox.reader AS r
+                    WHERE r.reader = may_run.reader AND pg_has_role(to_regrole(quote_ident(r.role)), 'USAGE'));
+END
+$body$;
+COMMENT ON FUNCTION outbox.may_run IS 'whether the current role may run a reader: store its positions, entries and dead letters';
+
+-- Not row-level security: it would apply to claims, too, and our sessions refuse to read what it can hide.
+CREATE FUNCTION outbox.refuse_other_readers() RETURNS trigger
+LANGUAGE plpgsql {pinned}
+AS $body$
+DECLARE
+    v_reader text;
+BEGIN
+    IF TG_TABLE_NAME = 'dead_letter' THEN
+        SELECT i.reader INTO v_reader
+          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n OFFSET 0) AS i (reader)
+         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+    ELSE
+        SELECT i.reader INTO v_reader
+          FROM (SELECT DISTINCT n.reader FROM inserted AS n OFFSET 0) AS i  -- asks once for each reader
+         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+    END IF;
+    IF FOUND THEN
+        RAISE EXCEPTION 'role "%" may not run reader %', current_user, v_reader
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = format('as a member of %I, run: UPDATE outbox.reader SET role = %L WHERE reader = %L',
+                                {operator_name}, current_user, v_reader);
+    END IF;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.refuse_other_readers IS 'let a role store only what belongs to readers that it may run';
+
+-- For relays, who may run all readers, no function is called.
+CREATE TRIGGER position_of_reader AFTER INSERT ON outbox.position REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER deferral_of_reader AFTER INSERT ON outbox.deferral REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER dead_letter_of_reader AFTER INSERT ON outbox.dead_letter REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
 
 -- Reads the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)

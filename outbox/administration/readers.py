@@ -33,6 +33,7 @@ class Reader:
     Attributes:
         broker: where its relays publish, without credentials; None until the first of
             them has recorded it, or if it discards its messages.
+        role: which role may run it, besides members of pillarbox_relay, if any.
         topics: topics, and prefixes followed by `*`.
         discards: whether its messages are not to be published.
         dropped_at: when it was dropped; None if it wasn't.
@@ -42,6 +43,7 @@ class Reader:
 
     reader: str
     broker: str | None
+    role: str | None
     topics: Sequence[str]
     discards: bool
     created_at: datetime
@@ -70,6 +72,7 @@ def add_reader(
     topics: Sequence[str],
     *,
     broker: str | None,
+    role: str | None = None,
     from_oldest: bool = False,
 ) -> None:
     """Add a reader.
@@ -79,6 +82,8 @@ def add_reader(
         topics: topics, or prefixes followed by `*`.
         broker: the URL where its relays publish; None: its messages are not published,
             and don't count as unrouted.
+        role: which role may run it, besides members of pillarbox_relay, who may run all
+            readers.
         from_oldest: whether it gets the messages that are there, too; by default only
             those whose transactions commit from now on.
 
@@ -99,7 +104,11 @@ def add_reader(
     with connection.transaction():
         added = connection.execute(
             load("outbox", "add_reader"),
-            {"reader": name, "broker": None if broker is None else identity_of(broker)},
+            {
+                "reader": name,
+                "broker": None if broker is None else identity_of(broker),
+                "role": role,
+            },
         ).fetchone()
         if added is None:
             (known,) = list_readers(connection, name)

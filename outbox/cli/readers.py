@@ -22,6 +22,7 @@ from outbox.cli.output import write_json, write_line, write_table
 from outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
+_TO_DROP = "connect as a member of pillarbox_operator"
 
 app = new_app(help="List, add and drop the readers of the outbox.")
 
@@ -39,7 +40,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "to publish", "oldest", "topics", "broker"),
+        ("reader", "state", "to publish", "oldest", "topics", "broker", "role"),
         [
             (
                 it.reader,
@@ -52,6 +53,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
                 it.oldest,
                 ", ".join(it.topics),
                 it.broker,
+                it.role,
             )
             for it in readers
         ],
@@ -79,6 +81,14 @@ def _add(
             "topics by default.",
         ),
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="Role that may run it without being a member of pillarbox_relay.",
+        ),
+    ] = None,
     from_oldest: Annotated[
         bool,
         typer.Option(
@@ -99,7 +109,12 @@ def _add(
     url = None if discard else broker_url(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
-            connection, name, topics or ["*"], broker=url, from_oldest=from_oldest
+            connection,
+            name,
+            topics or ["*"],
+            broker=url,
+            role=role,
+            from_oldest=from_oldest,
         )
     write_line(
         f"{name} discards {', '.join(topics or ['*'])}"
@@ -120,7 +135,7 @@ def _drop(
     database: Database = None,
 ) -> None:
     """Drop a reader for good; its messages no longer hold their days."""
-    with opened(database, "readers", rights=_RIGHTS) as connection:
+    with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
     write_line(f"{name} is dropped{left}")
