@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-from sqlalchemy import make_url
 
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
@@ -21,7 +20,7 @@ from tests.fixtures import positions
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
-from tests.fixtures.roles import new_role
+from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import as_role
 from tests.relay.test_sharing import wait_until_held
@@ -75,10 +74,6 @@ DISABLED = (
 def add(url: str, name: str, role: str | None) -> None:
     with administration(url, application_name="test") as connection:
         add_reader(connection, name, ["*"], broker=BROKER, role=role)
-
-
-def login(url: str, role: str) -> str:
-    return make_url(url).set(username=role).render_as_string(hide_password=False)
 
 
 @pytest.fixture
