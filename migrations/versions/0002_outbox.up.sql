@@ -87,7 +87,7 @@ COMMENT ON TABLE outbox.reader IS
 COMMENT ON COLUMN outbox.reader.broker IS
     'the part of the broker''s URL that decides where messages go, written by the reader''s first relay: relays with another broker do nothing; change it with pillarbox relay --switch-broker';
 COMMENT ON COLUMN outbox.reader.role IS
-    'which role may run it, besides members of {relay}, who may run all readers; null: none';
+    'which role may run it, besides the members of the relay''s role, who may run all readers; null: none';
 
 CREATE TABLE outbox.subscription (
     reader      text        NOT NULL,
