@@ -15,7 +15,7 @@ GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {reader}, {operator}, {c
 -- The detacher already has this as a member of the owner. Granted to the role itself, it keeps the
 -- role from being dropped while this database needs it.
 GRANT USAGE ON SCHEMA outbox TO {detacher};
-GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
+GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {reader}, {maintainer}, {monitor};
 
 -- The application adds messages.
 GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
@@ -61,7 +61,8 @@ GRANT SELECT
     ON outbox.message, outbox.base, outbox.process, outbox.reader, outbox.subscription,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
     TO {reader};
-GRANT INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+GRANT SELECT,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
               headers, payload, error_reason, retry_after)
     ON outbox.dead_letter
     TO {reader};

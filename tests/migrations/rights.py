@@ -213,7 +213,7 @@ FORBIDDEN = {
         DEFER,
         GIVE_UP.format(schema="outbox"),
         "SELECT setval('outbox.deferral_entry_seq', 1)",
-        "SELECT * FROM outbox.dead_letter",
+        "SELECT * FROM outbox.dead_letter FOR UPDATE",
         "SELECT * FROM inbox.message",
         "INSERT INTO outbox.reader (reader) VALUES ('mine')",
         "UPDATE outbox.reader SET role = 'mine'",
