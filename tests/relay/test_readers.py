@@ -1,6 +1,7 @@
 """Several readers of one outbox: each gets its messages and has its own state."""
 
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import psycopg
 import pytest
@@ -27,7 +28,7 @@ from tests.relay.test_sharing import wait_until_held
 
 
 def add(
-    url: str, name: str, *topics: str, broker: str | None = "redis://b", **options: bool
+    url: str, name: str, *topics: str, broker: str | None = "redis://b", **options: Any
 ) -> None:
     with administration(url, application_name="test") as connection:
         add_reader(connection, name, topics or ["*"], broker=broker, **options)
