@@ -47,8 +47,9 @@ GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, r
     ON outbox.deferral
     TO {relay}, {reader};
 GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay}, {reader};
-GRANT SELECT, INSERT (reader, broker, broker_since, role), UPDATE (broker, broker_since) ON outbox.reader TO {relay};
-GRANT SELECT, INSERT (reader, topic, is_discarded, since, since_seq) ON outbox.subscription TO {relay};
+GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
+GRANT SELECT ON outbox.subscription TO {relay};
+GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
 -- For the postgres publisher.
 GRANT USAGE ON SEQUENCE inbox.message_seq TO {relay};
 GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type, headers,

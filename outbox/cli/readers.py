@@ -13,7 +13,7 @@ from outbox.administration.readers import (
 from outbox.cli.command import (
     Database,
     Json,
-    broker_url,
+    broker_url_if_given,
     command,
     new_app,
     opened,
@@ -77,8 +77,8 @@ def _add(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="Topic, or prefix followed by a star; repeat it for several. All "
-            "topics by default.",
+            help="Topic, or prefix followed by a star; repeat it for several. A new "
+            "reader gets all topics by default.",
         ),
     ] = None,
     role: Annotated[
@@ -105,22 +105,22 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader, whose relays run with --reader NAME."""
-    url = None if discard else broker_url(broker)
+    """Add a reader, whose relays run with --reader NAME, or topics to a reader."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
             connection,
             name,
-            topics or ["*"],
-            broker=url,
+            topics,
+            broker=None if discard else broker_url_if_given(broker),
+            discard=discard,
             role=role,
             from_oldest=from_oldest,
         )
+    gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
     write_line(
-        f"{name} discards {', '.join(topics or ['*'])}"
+        gets
         if discard
-        else f"{name} is added: start its relays with pillarbox relay --reader "
-        f"{for_shell(name)}"
+        else f"{gets}; its relays run with pillarbox relay --reader {for_shell(name)}"
     )
 
 
@@ -134,7 +134,7 @@ def _drop(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Drop a reader for good; its messages no longer hold their days."""
+    """Drop a reader; its messages no longer hold their days."""
     with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""

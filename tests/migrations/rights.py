@@ -276,7 +276,7 @@ CHANGES = {
     "relay": {
         "INSERT": [
             *("inbox.message", 'outbox."position"', "outbox.dead_letter"),
-            *("outbox.deferral", "outbox.reader", "outbox.subscription"),
+            "outbox.deferral",
         ],
         "UPDATE": ["outbox.dead_letter", "outbox.reader"],
     },

@@ -52,6 +52,8 @@ class Row(NamedTuple):
     is_committed: bool = False
     is_other: bool = False
     """Whether its topic is not one of the reader's."""
+    is_added: bool = False
+    """Whether its topic is added to the reader's later."""
 
 
 class Writer(NamedTuple):
@@ -76,6 +78,11 @@ class Database(NamedTuple):
     rows: tuple[Row, ...] = ()
     start: Position | None = Position()
     """The position of a day for which none is stored; None: no reader is created."""
+    topic: Position | None = None
+    """Where the added topic begins; None: claims can't see it."""
+    adding: Position | None = None
+    """What `topic` will be, once the transaction commits that changes it."""
+    has_begun: bool = False
     stored: tuple[Stored, ...] = ()
     """The last stored row of each day."""
     numbers: frozenset[tuple[Day, int]] = frozenset()
@@ -116,6 +123,8 @@ class Owner(NamedTuple):
     """Whether the server has not crashed since the session began in which it read."""
     acked: frozenset[int] = frozenset()
     """Rows that the broker took, but whose settlement a crash has prevented."""
+    topic: Position | None = None
+    """The added topic, as it remembers it, if it does."""
 
 
 class Budget(NamedTuple):
@@ -173,8 +182,8 @@ class LogModel:
     Args:
         scripts: what each writer does: `x` gets a transaction id, another letter writes
             a row with that key, `-` one without a key, `S` one that is scheduled, `O`
-            one of a topic that the reader doesn't get; `(`
-            writes one of key k in a savepoint, `)` rolls it back; `p` prepares the
+            one of a topic that the reader doesn't get, `N` one of key k of a topic that
+            is added to the reader's at any moment; `(` writes one of key k in a savepoint, `)` rolls it back; `p` prepares the
             transaction, `.` commits, `?` commits or rolls back, `|` begins again.
         most: the maximum number of rows in a claim.
         days: how many days there are.
@@ -207,6 +216,9 @@ class LogModel:
         trusts_acks: whether the broker's answers from before a crash count.
         set_back: by how many numbers the sequence is set back.
         slack: how many numbers below the floors claims read again.
+        remembers_topics: a relay reads the topics when it takes the lane.
+        begins_at_once: a topic begins in the snapshot of the transaction that adds it.
+        starts_at_topic: a takeover starts where the last topic begins.
     """
 
     scripts: Sequence[str]
@@ -237,6 +249,9 @@ class LogModel:
     trusts_acks: bool = True
     set_back: int = 99
     slack: int = 0
+    remembers_topics: bool = False
+    begins_at_once: bool = False
+    starts_at_topic: bool = False
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -290,7 +305,7 @@ class LogModel:
                 ),
             )
             return
-        key = {"(": "k", "S": "-", "O": "-"}.get(what, what)
+        key = {"(": "k", "N": "k", "S": "-", "O": "-"}.get(what, what)
         if key not in "-x" and any(
             row.key == key and not row.is_committed and row.writer != number
             for row in database.rows
@@ -344,6 +359,7 @@ class LogModel:
             ),
             what == "S",
             is_other=what == "O",
+            is_added=what == "N",
         )
         yield (
             f"writes row {row.id} of key {key}, seq {seq}",
@@ -389,6 +405,8 @@ class LogModel:
             floors = owner.floors.note(database.next_xid, database.next_seq - 1)
             owner = owner._replace(floors=floors)
         owner = owner._replace(entries=self.remember(database.entries))
+        if self.remembers_topics:
+            owner = owner._replace(topic=database.topic)
         yield "a relay takes the lane", _with_owner(state, number, owner)
 
     def new_progress(self, state: State, days: Iterable[Day]) -> Progress:
@@ -409,8 +427,11 @@ class LogModel:
             }
         if self.new_days_continue:
             lowest = {day: seq for day, seq in lowest.items() if day == DAYS[0]}
+        start = database.start
+        if self.starts_at_topic and database.topic is not None:
+            start = database.topic
         return self.progress.take_over(
-            dict.fromkeys(days, database.start),
+            dict.fromkeys(days, start),
             database.stored,
             self.take_snapshot(database),
             database.next_xid,
@@ -510,7 +531,8 @@ class LogModel:
             up_to = max(row.seq for row in rows.values())
         next_xid = snapshot.xmax if self.floors_by_xmax else database.next_xid
         after = owner.progress.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
-        others = [row for row in found if row.is_other]
+        topic = owner.topic if self.remembers_topics else database.topic
+        others = [row for row in found if not _brings(database, topic, row)]
         found = [row for row in found if row not in others]
         seen = max(position.up_to for _, position in after.days)
         owner = owner._replace(floors=owner.floors.note(next_xid, seen))
@@ -702,6 +724,7 @@ class LogModel:
                     if other in rows
                     and rows[other].is_committed
                     and not rows[other].is_scheduled
+                    and is_own(state.database, rows[other])
                 }
                 if self.is_ordered and missing:
                     raise BrokenPromiseError(
@@ -777,8 +800,25 @@ class LogModel:
 
     # Events.
 
+    def add_topic(self, database: Database) -> Iterator[tuple[str, Database]]:
+        """Do what `outbox.subscribe` does, each time in a transaction of its own."""
+        if database.adding is not None:
+            has_begun = self.begins_at_once or database.topic is not None
+            yield (
+                "the topic is there" if has_begun else "the topic is added",
+                database._replace(
+                    topic=database.adding, adding=None, has_begun=has_begun
+                ),
+            )
+        elif not database.has_begun and database.start is not None:
+            since = Position(database.next_seq - 1, self.take_snapshot(database))
+            yield "a process adds the topic", database._replace(adding=since)
+
     def happen(self, state: State) -> Iterator[tuple[str, State]]:
         database, budget = state.database, state.budget
+        if any("N" in script for script in self.scripts):
+            for name, added in self.add_topic(database):
+                yield name, state._replace(database=added)
         for id, entry in database.entries:
             if entry in {REFUSED, SCHEDULED}:
                 due = {
@@ -992,7 +1032,9 @@ class LogModel:
             return
         entries = dict(database.entries)
         for row in database.rows:
-            if not row.is_committed or row.is_other or row.id in state.exempt:
+            if not (row.is_committed and is_own(database, row)) or (
+                row.id in state.exempt
+            ):
                 continue
             is_done, entry = is_covered(database, row), entries.get(row.id)
             if is_done and entry is None and row.id not in state.published:
@@ -1005,10 +1047,25 @@ class LogModel:
     def check_end(self, state: State) -> None:
         entries = dict(state.database.entries)
         for row in state.database.rows:
-            if not row.is_committed or row.is_other or row.id in state.exempt:
+            if not (row.is_committed and is_own(state.database, row)) or (
+                row.id in state.exempt
+            ):
                 continue
             if row.id not in state.published or row.id in entries:
                 raise BrokenPromiseError(f"row {row.id} is never published")
+
+
+def is_own(database: Database, row: Row) -> bool:
+    """Whether the reader gets a row, as the views say."""
+    return _brings(database, database.topic, row) and (
+        database.has_begun or not row.is_added
+    )
+
+
+def _brings(database: Database, topic: Position | None, row: Row) -> bool:
+    if row.is_added:
+        return topic is not None and not topic.covers(row.seq, row.xid, _base(database))
+    return not row.is_other
 
 
 def is_covered(database: Database, row: Row) -> bool:

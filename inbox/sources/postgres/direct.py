@@ -23,8 +23,9 @@ from inbox.poison.history import (
     Takeover,
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from outbox.brokers.postgres import DIRECT, PostgresOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
+from outbox.brokers.options import DIRECT
+from outbox.brokers.postgres import PostgresOptions
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
 from outbox.lane import LANES, lane_of
@@ -53,6 +54,7 @@ _SHARE: Final = 8
 """Of what may be prefetched, one part is in each batch."""
 _MAX_BATCH_BYTES: Final = 1024 * 1024
 """Of one batch; a larger message is a batch of its own."""
+_TO_END: Final = "only pillarbox readers drop ends that, for all topics of the reader"
 _NEVER: Final = timedelta(days=365)
 """Handlers have limits of their own."""
 
@@ -125,7 +127,7 @@ class DirectSource:
     Args:
         url: the URL of the outbox's database, with `direct=true`.
         consumer: the consumer's name, and that of its reader: see `pillarbox readers`.
-        topics: the topics that it handles; the reader must get all of them.
+        topics: the topics that it handles, which are added to the reader's.
         poll_interval: the maximum wait unless woken.
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
@@ -169,18 +171,19 @@ class DirectSource:
             ),
             observers=[self._on_event],
             reader=consumer,
+            topics=topics,
             broker=DIRECT,
             connections=_CONNECTIONS,
         )
 
     async def __aenter__(self) -> Self:
-        """Lease lanes, as a relay of the reader.
+        """Add the topics to the consumer's reader; lease lanes, as a relay does.
 
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
-            ConfigError: there is no such reader, it gets less than what is handled, the
-                role isn't a member of pillarbox_relay, or the URL leads through a
-                pooler.
+            ConfigError: the reader of this name belongs to relays, or discards its
+                messages; the role isn't a member of pillarbox_relay; or the URL leads
+                through a pooler.
         """
         try:
             self._running = await start(self._relay.run(), self._started)
@@ -212,20 +215,7 @@ class DirectSource:
             self._url, application_name="pillarbox inbox"
         ) as connection:
             record = await self._reader.read(connection)
-        missing = [topic for topic in self._topics if not record.gets(topic)]
-        if missing:
-            raise ConfigError(
-                f"topic={missing[0]}: reader {self._reader.name} doesn't get it; its"
-                " topics never change: pillarbox readers add one with another name"
-            )
-        if record.topics is not None:
-            self._warnings = warn_unhandled(record.topics.patterns, self._topics)
-        if record.broker != DIRECT:
-            raise ConfigError(
-                f"reader={self._reader.name}: its relays publish to {record.broker};"
-                " a consumer with direct=true needs a reader of its own: pillarbox"
-                " readers add NAME --broker 'postgres:///?direct=true'"
-            )
+        self._warnings = warn_unhandled(record.topics or (), self._topics, _TO_END)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return messages that the relay has claimed.

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -14,17 +15,19 @@ from typing_extensions import override
 
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.sources.postgres.direct import DirectSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, list_readers
+from outbox.administration.readers import add_reader, drop_reader, list_readers
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import LANES, Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
+from relay.relay import Relay
 from tests.fixtures.consumers import (
     DRIVERS,
     NEVER,
@@ -34,6 +37,7 @@ from tests.fixtures.consumers import (
     running,
     sessions_by,
 )
+from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert
 from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
@@ -217,6 +221,9 @@ async def receive(source: DirectSource, count: int) -> Counter[str | None]:
     return tenants
 
 
+ADD_REPORT = "SELECT outbox.add('reports', '{}'::jsonb, tenant => %s)"
+
+
 async def receive_for_ever(source: DirectSource) -> None:
     while True:
         await source.receive(limit=1)
@@ -287,6 +294,34 @@ async def test_a_consumers_role_needs_the_rights_of_its_own_reader_only(
     assert execute(database_url, others) == []
 
 
+async def test_a_consumers_first_start_adds_a_reader_that_only_its_role_may_run(
+    database_url: str,
+) -> None:
+    def source(role: str, *topics: str) -> DirectSource:
+        url = direct(login(database_url, role))
+        return DirectSource(url, consumer="billing", topics=topics)
+
+    in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
+    with (
+        new_role(database_url, "bob", in_roles),
+        new_role(database_url, "eve", in_roles),
+    ):
+        async with source("bob", "orders") as bobs, asyncio.timeout(60):
+            insert(database_url, Message("orders", b"", tenant="bob"))
+            assert await receive(bobs, 1) == {"bob": 1}
+        for state in ("is open", "is dropped"):
+            with pytest.raises(ConfigError, match="reader=billing: role eve may not"):
+                async with source("eve", "orders", state):
+                    pass
+            with administration(database_url, application_name="test") as connection:
+                (billing,) = list_readers(connection, "billing")
+                assert (billing.topics, billing.role) == (["orders"], "bob")
+                if state == "is open":
+                    drop_reader(connection, "billing")
+        async with source("bob", "orders", "refunds"):
+            pass
+
+
 def handling(consumer: Consumer, driver: str) -> Consumer:
     """Add a handler, plain or not, that fails for the topic `orders.bad`."""
 
@@ -309,21 +344,111 @@ def handling(consumer: Consumer, driver: str) -> Consumer:
     return consumer
 
 
-async def test_a_consumer_needs_a_reader_of_its_own_that_gets_its_topics(
+@pytest.mark.parametrize(
+    "name", ["Billing", "two words", "ä" * 256, "billing--reports", "o'hara", "-x"]
+)
+async def test_a_consumer_has_a_reader_from_its_first_start_whatever_its_name(
+    database_url: str, name: str
+) -> None:
+    insert(database_url, Message("orders", b"", tenant="before"))
+    async with (
+        asyncio.timeout(60),
+        DirectSource(direct(database_url), consumer=name, topics=["orders"]) as source,
+    ):
+        insert(database_url, Message("orders", b"", tenant="after"))
+        insert(database_url, Message("others", b"", tenant="others"))
+        assert await receive(source, 1) == {"after": 1}
+    with administration(database_url, application_name="test") as connection:
+        (reader,) = list_readers(connection, name)
+    assert (reader.topics, reader.messages) == (["orders"], 0)
+
+
+async def test_a_newer_replica_adds_its_topics_and_an_older_one_passes_none_of_them(
     database_url: str,
 ) -> None:
-    async def refuse(consumer: str, topic: str, reason: str) -> None:
+    """The older one owns all lanes."""
+
+    def replica(*topics: str) -> DirectSource:
+        return DirectSource(direct(database_url), consumer="billing", topics=topics)
+
+    async with asyncio.timeout(60), replica("orders") as old:
+        insert(database_url, Message("reports", b"", tenant="before"))
+        with psycopg.connect(database_url) as writer:
+            writer.execute(ADD_REPORT, ("open",))
+            insert(database_url, Message("orders", b"", tenant="orders"))
+            assert await receive(old, 1) == {"orders": 1}
+            async with replica("orders", "reports", "orders.*"):
+                pass
+            insert(database_url, Message("reports", b"", tenant="after"))
+            assert await receive(old, 1) == {"after": 1}
+            writer.commit()
+        assert await receive(old, 1) == {"open": 1}
+    with administration(database_url, application_name="test") as connection:
+        (reader,) = list_readers(connection, "billing")
+    assert reader.topics == ["orders", "orders.*", "reports"]
+
+
+async def test_a_dropped_consumer_returns_for_what_is_new(database_url: str) -> None:
+    async def fail_with(tenant: str) -> None:
+        source = DirectSource(
+            direct(database_url), consumer="billing", topics=["orders"]
+        )
+        received: Sequence[Delivery] = ()
+        async with asyncio.timeout(60), source:
+            insert(database_url, Message("orders", b"", tenant=tenant, key="k"))
+            while not received:
+                received = await source.receive(limit=10)
+            (delivery,) = received
+            assert delivery.message.tenant == tenant
+            await delivery.nack(delay=HOUR)
+
+    await fail_with("before")
+    with administration(database_url, application_name="test") as connection:
+        drop_reader(connection, "billing", discard=True)
+        insert(database_url, Message("orders", b"", tenant="between", key="k"))
+        await fail_with("after")
+        (reader,) = list_readers(connection, "billing")
+    assert reader.messages == 1
+
+
+async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
+    database_url: str,
+) -> None:
+    async def refuse(consumer: str, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
             async with DirectSource(
-                direct(database_url), consumer=consumer, topics=["orders.placed", topic]
+                direct(database_url), consumer=consumer, topics=["orders"]
             ):
                 pass
 
-    await refuse("billing", "orders", r"reader=billing: .*readers add billing")
-    add_direct(database_url, "billing", "orders.*")
-    await refuse("billing", "invoices", "topic=invoices: reader billing")
+    await refuse("main", r"reader=main: belongs to relays, .* give the consumer an")
     add_direct(database_url, "audit", broker="redis://a")
-    await refuse("audit", "orders", r"reader=audit: .*publish to redis://a/0")
+    await refuse("audit", r"reader=audit: belongs to relays, .*publish to redis://a/0")
+    with administration(database_url, application_name="test") as connection:
+        add_reader(connection, "ignored", ["old"], discard=True)
+        for name in ("main", "audit"):
+            drop_reader(connection, name)
+    await refuse("ignored", "reader=ignored: exists, and discards its messages")
+    await refuse("audit", "reader=audit: belongs to relays")
+    await refuse("main", "reader=main: belongs to relays")
+    with (
+        administration(database_url, application_name="test") as connection,
+        pytest.raises(ConfigError, match="reader=main: belongs to relays"),
+    ):
+        add_reader(connection, "main", ["*"], broker=BROKER)
+    async with DirectSource(
+        direct(database_url), consumer="billing", topics=["orders"]
+    ):
+        for switch in (False, True):
+            relay = Relay(
+                database_url,
+                ScriptedPublisher(),
+                reader="billing",
+                broker="redis://a",
+                switch_broker=switch,
+            )
+            with pytest.raises(ConfigError, match="reader=billing: belongs to the con"):
+                await relay.run()
 
 
 def test_a_relay_is_refused_such_a_url(database_url: str) -> None:
