@@ -282,16 +282,18 @@ BEGIN
            SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
     END IF;
     IF NOT v_is_open AND v_known.reader IS NOT NULL THEN
-        -- From before it was dropped: a process that still runs can't settle, and nothing waits.
-        INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, deferred, lane, reader, snapshot, next_xid)
-        SELECT p.created_at, p.ends_at, max(p.number) OVER (PARTITION BY p.lane) + 1, greatest(p.up_to, v_since_seq), 0, 0, p.lane, p.reader,
-               v_since, pg_snapshot_xmax(v_since)
+        -- The next number of each lane: a process from before it was dropped can't settle what it has in flight.
+        INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane, reader, snapshot)
+        SELECT d.starts_at, d.ends_at, coalesce(max(p.number) OVER (PARTITION BY l.lane), 0) + 1, greatest(p.up_to, v_since_seq), 0, l.lane,
+               subscribe.reader, v_since
           FROM outbox.partitions('outbox.message') AS d
          CROSS JOIN generate_series(0, 47) AS l (lane)
-         CROSS JOIN LATERAL (SELECT q.* FROM outbox.position AS q
+          LEFT JOIN LATERAL (SELECT q.number, q.up_to FROM outbox.position AS q
                               WHERE q.reader = subscribe.reader AND q.lane = l.lane AND q.created_at = d.starts_at
-                              ORDER BY q.number DESC LIMIT 1) AS p
+                              ORDER BY q.number DESC LIMIT 1) AS p ON true
+         WHERE NOT d.detach_pending AND NOT d.is_default
             ON CONFLICT DO NOTHING;
+        -- Then nothing else can be added to these.
         INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, run, attempts, cause, outcome, key, reason)
         SELECT e.reader, e.id, e.created_at, e.lane, e.seq, e.run, e.attempts, 'settled', 'discarded', e.key, 'the reader was dropped'
           FROM (SELECT DISTINCT ON (w.id, w.created_at) w.* FROM outbox.deferral AS w

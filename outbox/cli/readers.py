@@ -106,12 +106,13 @@ def _add(
     database: Database = None,
 ) -> None:
     """Add a reader, whose relays run with --reader NAME, or topics to a reader."""
+    url = None if discard else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
             connection,
             name,
             topics,
-            broker=None if discard else broker_url_if_given(broker),
+            broker=url,
             discard=discard,
             role=role,
             from_oldest=from_oldest,

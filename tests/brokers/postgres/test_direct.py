@@ -436,6 +436,10 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
         pytest.raises(ConfigError, match="reader=main: belongs to relays"),
     ):
         add_reader(connection, "main", ["*"], broker=BROKER)
+    with administration(database_url, application_name="test") as connection:
+        add_reader(connection, "main", ["*"], broker="redis://a")
+        (main,) = list_readers(connection, "main")
+    assert (main.broker, main.dropped_at) == ("redis://a/0", None)
     async with DirectSource(
         direct(database_url), consumer="billing", topics=["orders"]
     ):
