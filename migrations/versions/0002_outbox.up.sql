@@ -258,6 +258,7 @@ BEGIN
         WHEN v_known.reader IS NOT NULL AND NOT outbox.may_run(subscribe.reader, session_user)
         THEN format('role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
                     session_user, {operator_name}, session_user, subscribe.reader)
+        WHEN discard AND NOT outbox.may_run(NULL, session_user) THEN format('only members of %I discard messages', {relay_name})
         WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
         WHEN NOT v_is_open THEN
             CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it'

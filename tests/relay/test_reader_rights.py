@@ -173,6 +173,26 @@ def test_a_members_member_and_a_renamed_role_are_told_apart(
         execute(database_url, "ALTER ROLE dave RENAME TO bob")
 
 
+def test_a_role_adds_readers_of_its_own_that_get_messages(
+    database_url: str, bob: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def add_by_bob(name: str, *options: str) -> tuple[int, str]:
+        code = main(["readers", "add", name, *options, "--database", bob])
+        return code, capsys.readouterr().err
+
+    assert add_by_bob("hooks", "--broker", BROKER, "--role", "alice")[0] == 0
+    for name, options, said in (
+        ("audit", ["--topic", "t"], "role bob may not run it"),
+        ("main", ["--topic", "t"], "role bob may not run it"),
+        ("nothing", ["--discard"], "only members of pillarbox_relay discard"),
+    ):
+        code, told = add_by_bob(name, *options)
+        assert (code, said in told) == (2, True), told
+    with administration(database_url, application_name="test") as connection:
+        roles = {it.reader: it.role for it in list_readers(connection)}
+    assert roles == {"main": None, "billing": "bob", "audit": "alice", "hooks": "bob"}
+
+
 async def test_a_relay_runs_a_reader_of_its_role_and_is_refused_others(
     database_url: str, bob: str
 ) -> None:
