@@ -16,7 +16,7 @@ from outbox.brokers.options import identity_of
 from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.log.position import Position, Snapshot
-from outbox.logs.printable import STRING, for_shell, for_sql
+from outbox.logs.printable import for_shell
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from relay.events import BrokerDiffers, BrokerMatches, ReaderDropped
@@ -27,11 +27,6 @@ ORIGIN: Final = "relay:"
 _SWITCH: Final = (
     "correct the broker's URL; or, if all messages are to go to this one from now on, "
     "run pillarbox relay --switch-broker once with its URL"
-)
-
-_REFUSAL: Final = (
-    "reader={}: role {} may not run it; as a member of pillarbox_operator, run"
-    " UPDATE outbox.reader SET role = {} WHERE reader = {}"
 )
 
 
@@ -61,13 +56,13 @@ class ReaderRecord(NamedTuple):
         broker: where its relays publish; None until the first has recorded it.
         topics: None if the reader was dropped.
         since: its position before it has stored any.
-        lacking: the role of this session, if it may not run the reader.
+        refusal: why the role of this session may not run the reader; None if it may.
     """
 
     broker: str | None
     topics: Topics | None
     since: Position
-    lacking: str | None
+    refusal: str | None
 
     def gets(self, topic: str) -> bool:
         """Whether it gets a topic, or all topics with a prefix followed by `*`."""
@@ -123,8 +118,8 @@ class RelayReader:
             raise ConfigError(
                 f"reader={self.name}: was dropped; add one with another name"
             )
-        if record.lacking is not None:
-            raise ConfigError(self._refusal(record.lacking))
+        if record.refusal is not None:
+            raise ConfigError(record.refusal)
         return record
 
     async def may_publish(
@@ -138,8 +133,8 @@ class RelayReader:
             psycopg.errors.InsufficientPrivilege: the role may not run the reader.
         """
         record = await read_record(connection, self.name)
-        if record is not None and record.lacking is not None:
-            raise InsufficientPrivilege(self._refusal(record.lacking))
+        if record is not None and record.refusal is not None:
+            raise InsufficientPrivilege(record.refusal)
         problem: Event | None = None
         if record is None or record.topics is None:
             problem = ReaderDropped(reader=self.name)
@@ -158,11 +153,6 @@ class RelayReader:
             self._problem = problem
             self._notify(problem or BrokerMatches(broker=self.own))
         return problem is None
-
-    def _refusal(self, role: str) -> str:
-        return _REFUSAL.format(
-            self.name, role, for_sql(role, STRING), for_sql(self.name, STRING)
-        )
 
     async def require(self, connection: Connection) -> None:
         """Record the broker if none is recorded.
@@ -184,10 +174,10 @@ async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
     row: Any = await cursor.fetchone()
     if row is None:
         return None
-    broker, topics, since_seq, since, lacking = row
+    broker, topics, since_seq, since, refusal = row
     return ReaderRecord(
         broker,
         None if topics is None else Topics(topics),
         Position(since_seq, Snapshot.parse(since)),
-        lacking,
+        refusal,
     )

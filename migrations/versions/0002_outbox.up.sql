@@ -178,39 +178,37 @@ CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
 
--- A name, and not an oid: a dump can be restored where the role is missing.
-CREATE FUNCTION outbox.may_run(reader text) RETURNS boolean
+-- By the role's name: a dump can be restored where the role is missing.
+CREATE FUNCTION outbox.refusal(reader text, role name DEFAULT current_user) RETURNS text
 LANGUAGE plpgsql STABLE {pinned}
 AS $body$
 BEGIN
-    RETURN pg_has_role({relay_name}, 'USAGE') OR pg_has_role({owner_name}, 'USAGE')
-        OR EXISTS (SELECT FROM outbox.reader AS r
-                    WHERE r.reader = may_run.reader AND pg_has_role(to_regrole(quote_ident(r.role)), 'USAGE'));
+    RETURN CASE WHEN NOT (pg_has_role(refusal.role, {relay_name}, 'USAGE') OR pg_has_role(refusal.role, {owner_name}, 'USAGE')
+                          OR EXISTS (SELECT FROM outbox.reader AS r
+                                      WHERE r.reader = refusal.reader
+                                        AND pg_has_role(refusal.role, to_regrole(quote_ident(r.role)), 'USAGE')))
+                THEN format('reader=%s: role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
+                            reader, role, {operator_name}, role, reader) END;
 END
 $body$;
-COMMENT ON FUNCTION outbox.may_run IS 'whether the current role may run a reader: store its positions, entries and dead letters';
+COMMENT ON FUNCTION outbox.refusal IS
+    'why a role may not run a reader, which is to store its positions, entries and dead letters; null: it may';
 
 -- Not row-level security: it would apply to claims, too, and our sessions refuse to read what it can hide.
 CREATE FUNCTION outbox.refuse_other_readers() RETURNS trigger
 LANGUAGE plpgsql {pinned}
 AS $body$
 DECLARE
-    v_reader text;
+    v_refusal text;
 BEGIN
     IF TG_TABLE_NAME = 'dead_letter' THEN
-        SELECT i.reader INTO v_reader
-          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n OFFSET 0) AS i (reader)
-         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal
+          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n) AS i (reader);
     ELSE
-        SELECT i.reader INTO v_reader
-          FROM (SELECT DISTINCT n.reader FROM inserted AS n OFFSET 0) AS i  -- asks once for each reader
-         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal FROM (SELECT DISTINCT n.reader FROM inserted AS n) AS i;
     END IF;
-    IF FOUND THEN
-        RAISE EXCEPTION 'role "%" may not run reader %', current_user, v_reader
-            USING ERRCODE = 'insufficient_privilege',
-                  HINT = format('as a member of %I, run: UPDATE outbox.reader SET role = %L WHERE reader = %L',
-                                {operator_name}, current_user, v_reader);
+    IF v_refusal IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_refusal USING ERRCODE = 'insufficient_privilege';
     END IF;
     RETURN NULL;
 END
