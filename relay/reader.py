@@ -16,7 +16,7 @@ from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.log.position import Position, Snapshot
-from outbox.logs.printable import STRING, for_shell, for_sql
+from outbox.logs.printable import for_shell
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 from relay.events import BrokerDiffers, BrokerMatches, ReaderDropped
@@ -29,11 +29,6 @@ _SWITCH: Final = (
     "run pillarbox relay --switch-broker once with its URL"
 )
 
-_REFUSAL: Final = (
-    "reader={}: role {} may not run it; as a member of pillarbox_operator, run"
-    " UPDATE outbox.reader SET role = {} WHERE reader = {}"
-)
-
 
 class ReaderRecord(NamedTuple):
     """The row of a reader.
@@ -43,14 +38,14 @@ class ReaderRecord(NamedTuple):
         topics: topics, and prefixes followed by `*`; None if the reader was dropped.
         since: its position before it has stored any.
         gets_all: whether it has got every topic since then.
-        lacking: the role of this session, if it may not run the reader.
+        refusal: why the role of this session may not run the reader; None if it may.
     """
 
     broker: str | None
     topics: Sequence[str] | None
     since: Position
     gets_all: bool
-    lacking: str | None
+    refusal: str | None
 
 
 class RelayReader:
@@ -101,8 +96,8 @@ class RelayReader:
                 f"{for_shell(self.name)} lets it get new messages again"
             )
         self._refuse_other_kind(record)
-        if record.lacking is not None:
-            raise ConfigError(self._refusal(record.lacking))
+        if record.refusal is not None:
+            raise ConfigError(record.refusal)
         return record
 
     async def subscribe(self, connection: Connection, topics: Sequence[str]) -> None:
@@ -158,8 +153,8 @@ class RelayReader:
             psycopg.errors.InsufficientPrivilege: the role may not run the reader.
         """
         record = await read_record(connection, self.name)
-        if record is not None and record.lacking is not None:
-            raise psycopg.errors.InsufficientPrivilege(self._refusal(record.lacking))
+        if record is not None and record.refusal is not None:
+            raise psycopg.errors.InsufficientPrivilege(record.refusal)
         problem: Event | None = None
         if record is None or record.topics is None:
             problem = ReaderDropped(reader=self.name)
@@ -178,11 +173,6 @@ class RelayReader:
             self._problem = problem
             self._notify(problem or BrokerMatches(broker=self.own))
         return problem is None
-
-    def _refusal(self, role: str) -> str:
-        return _REFUSAL.format(
-            self.name, role, for_sql(role, STRING), for_sql(self.name, STRING)
-        )
 
     async def require(self, connection: Connection) -> None:
         """Record the broker if none is recorded.
@@ -204,6 +194,6 @@ async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
     row: Any = await cursor.fetchone()
     if row is None:
         return None
-    broker, topics, since_seq, since, gets_all, lacking = row
+    broker, topics, since_seq, since, gets_all, refusal = row
     since = Position(since_seq, Snapshot.parse(since))
-    return ReaderRecord(broker, topics, since, gets_all, lacking)
+    return ReaderRecord(broker, topics, since, gets_all, refusal)

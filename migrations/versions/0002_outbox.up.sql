@@ -185,39 +185,37 @@ CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
 
--- A name, and not an oid: a dump can be restored where the role is missing.
-CREATE FUNCTION outbox.may_run(reader text, role name DEFAULT current_user) RETURNS boolean
+-- By the role's name: a dump can be restored where the role is missing.
+CREATE FUNCTION outbox.refusal(reader text, role name DEFAULT current_user) RETURNS text
 LANGUAGE plpgsql STABLE {pinned}
 AS $body$
 BEGIN
-    RETURN pg_has_role(may_run.role, {relay_name}, 'USAGE') OR pg_has_role(may_run.role, {owner_name}, 'USAGE')
-        OR EXISTS (SELECT FROM outbox.reader AS r
-                    WHERE r.reader = may_run.reader AND pg_has_role(may_run.role, to_regrole(quote_ident(r.role)), 'USAGE'));
+    RETURN CASE WHEN NOT (pg_has_role(refusal.role, {relay_name}, 'USAGE') OR pg_has_role(refusal.role, {owner_name}, 'USAGE')
+                          OR EXISTS (SELECT FROM outbox.reader AS r
+                                      WHERE r.reader = refusal.reader
+                                        AND pg_has_role(refusal.role, to_regrole(quote_ident(r.role)), 'USAGE')))
+                THEN format('reader=%s: role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
+                            reader, role, {operator_name}, role, reader) END;
 END
 $body$;
-COMMENT ON FUNCTION outbox.may_run IS 'whether a role may run a reader: store its positions, entries and dead letters';
+COMMENT ON FUNCTION outbox.refusal IS
+    'why a role may not run a reader, which is to store its positions, entries and dead letters; null: it may';
 
 -- Not row-level security: it would apply to claims, too, and our sessions refuse to read what it can hide.
 CREATE FUNCTION outbox.refuse_other_readers() RETURNS trigger
 LANGUAGE plpgsql {pinned}
 AS $body$
 DECLARE
-    v_reader text;
+    v_refusal text;
 BEGIN
     IF TG_TABLE_NAME = 'dead_letter' THEN
-        SELECT i.reader INTO v_reader
-          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n OFFSET 0) AS i (reader)
-         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal
+          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n) AS i (reader);
     ELSE
-        SELECT i.reader INTO v_reader
-          FROM (SELECT DISTINCT n.reader FROM inserted AS n OFFSET 0) AS i  -- asks once for each reader
-         WHERE NOT outbox.may_run(i.reader) LIMIT 1;
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal FROM (SELECT DISTINCT n.reader FROM inserted AS n) AS i;
     END IF;
-    IF FOUND THEN
-        RAISE EXCEPTION 'role "%" may not run reader %', current_user, v_reader
-            USING ERRCODE = 'insufficient_privilege',
-                  HINT = format('as a member of %I, run: UPDATE outbox.reader SET role = %L WHERE reader = %L',
-                                {operator_name}, current_user, v_reader);
+    IF v_refusal IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_refusal USING ERRCODE = 'insufficient_privilege';
     END IF;
     RETURN NULL;
 END
@@ -245,6 +243,8 @@ DECLARE
     v_since pg_snapshot;
     v_since_seq bigint;
     v_problem text;
+    -- Who may not run all readers adds one of its own.
+    v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
 BEGIN
     LOCK TABLE outbox.subscription IN SHARE ROW EXCLUSIVE MODE;
     -- A relay's session doesn't wait for the disk otherwise.
@@ -254,11 +254,11 @@ BEGIN
     SELECT r.* INTO v_known FROM outbox.reader AS r WHERE r.reader = subscribe.reader;
     SELECT count(*) > 0, bool_or(s.is_discarded) INTO v_is_open, v_discards
       FROM outbox.subscription AS s WHERE s.reader = subscribe.reader AND s.ended_at IS NULL;
+    IF v_known.reader IS NOT NULL AND outbox.refusal(v_known.reader, session_user) IS NOT NULL THEN
+        RAISE EXCEPTION '%', outbox.refusal(v_known.reader, session_user) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     v_problem := CASE
-        WHEN v_known.reader IS NOT NULL AND NOT outbox.may_run(subscribe.reader, session_user)
-        THEN format('role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
-                    session_user, {operator_name}, session_user, subscribe.reader)
-        WHEN discard AND NOT outbox.may_run(NULL, session_user) THEN format('only members of %I discard messages', {relay_name})
+        WHEN discard AND v_role IS NOT NULL THEN format('only members of %I discard messages', {relay_name})
         WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
         WHEN NOT v_is_open THEN
             CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it'
@@ -275,10 +275,9 @@ BEGIN
         RAISE EXCEPTION 'reader=%: %', subscribe.reader, v_problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT v_is_open THEN
-        -- Who may not run all readers adds one of its own.
         INSERT INTO outbox.reader AS r (reader, broker, broker_since, role)
         VALUES (subscribe.reader, subscribe.broker, CASE WHEN subscribe.broker IS NOT NULL THEN now() END,
-                CASE WHEN outbox.may_run(NULL, session_user) THEN subscribe.role ELSE session_user END)
+                coalesce(v_role, subscribe.role))
             ON CONFLICT ON CONSTRAINT reader_pkey DO UPDATE
            SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
     END IF;

@@ -105,9 +105,8 @@ def test_a_role_stores_only_what_belongs_to_its_readers(
             *(["audit"], ["main"], ["unknown"], ["billing", "audit"]),
             ["audit", "billing"],
         ):
-            with pytest.raises(REFUSED, match='"bob" may not run reader') as refused:
+            with pytest.raises(REFUSED, match="role bob may not run it; as a member"):
                 connection.execute(statement, [others])
-            assert refused.value.diag.message_hint is not None
         assert execute(database_url, STORED) == []
         connection.execute(statement, [["billing"]])
     assert execute(database_url, STORED) == [("billing",)]
@@ -166,7 +165,7 @@ def test_a_members_member_and_a_renamed_role_are_told_apart(
     try:
         with (
             psycopg.connect(login(database_url, "dave")) as connection,
-            pytest.raises(REFUSED, match='"dave" may not run reader billing'),
+            pytest.raises(REFUSED, match="reader=billing: role dave may not"),
         ):
             connection.execute(ENTRY, [["billing"]])
     finally:
