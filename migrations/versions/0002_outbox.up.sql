@@ -100,7 +100,7 @@ CREATE TABLE outbox.subscription (
     since       pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
     -- Evaluated after the statement has taken its snapshot.
     since_seq   bigint      NOT NULL DEFAULT coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1),
-    -- A reader that was dropped can come back.
+    -- A reader that was dropped can return.
     CONSTRAINT subscription_pkey PRIMARY KEY (reader, topic, created_at),
     CONSTRAINT subscription_reader_fkey FOREIGN KEY (reader) REFERENCES outbox.reader,
     CONSTRAINT since_in_range CHECK (since_seq >= -1 AND since_seq <= 4611686018427387904 AND pg_column_size(since) <= 1048576
@@ -247,7 +247,7 @@ DECLARE
     v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
 BEGIN
     LOCK TABLE outbox.subscription IN SHARE ROW EXCLUSIVE MODE;
-    -- A relay's session doesn't wait for the disk otherwise.
+    -- The sessions of relays commit without waiting for the disk.
     PERFORM set_config('synchronous_commit', 'on', true);
     v_since := pg_current_snapshot();
     v_since_seq := coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1);
@@ -282,7 +282,7 @@ BEGIN
            SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
     END IF;
     IF NOT v_is_open AND v_known.reader IS NOT NULL THEN
-        -- The next number of each lane: a process from before it was dropped can't settle what it has in flight.
+        -- With the next number of each lane, so that no process settles what it has had in flight since before.
         INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane, reader, snapshot)
         SELECT d.starts_at, d.ends_at, coalesce(max(p.number) OVER (PARTITION BY l.lane), 0) + 1, greatest(p.up_to, v_since_seq), 0, l.lane,
                subscribe.reader, v_since
@@ -293,7 +293,7 @@ BEGIN
                               ORDER BY q.number DESC LIMIT 1) AS p ON true
          WHERE NOT d.detach_pending AND NOT d.is_default
             ON CONFLICT DO NOTHING;
-        -- Then nothing else can be added to these.
+        -- No process can add to these any more.
         INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, run, attempts, cause, outcome, key, reason)
         SELECT e.reader, e.id, e.created_at, e.lane, e.seq, e.run, e.attempts, 'settled', 'discarded', e.key, 'the reader was dropped'
           FROM (SELECT DISTINCT ON (w.id, w.created_at) w.* FROM outbox.deferral AS w
@@ -592,7 +592,7 @@ BEGIN
            CASE WHEN (p.last).up_to <= (SELECT q.last_value FROM outbox.message_seq AS q) THEN (p.last).up_to ELSE -9223372036854775808 END,
            p.last, r.reader, d.last_seq
       FROM occupied AS d
-     CROSS JOIN (SELECT s.reader, min(s.since_seq), 
+     CROSS JOIN (SELECT s.reader, min(s.since_seq),
                         (array_agg(s.since ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1]
                    FROM outbox.subscription AS s
                   WHERE s.ended_at IS NULL AND NOT s.is_discarded

@@ -99,7 +99,7 @@ def add_reader(
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
-    parameters = {
+    parameters: dict[str, object] = {
         "reader": name,
         "topics": None if topics is None else list(topics),
         "broker": None if broker is None else identity_of(broker),
@@ -111,13 +111,13 @@ def add_reader(
     try:
         ((is_added,),) = connection.execute(statement, parameters)
         if is_added:
-            begin: dict[str, object] = {
+            parameters |= {
                 "topics": [],
                 "broker": None,
                 "from_oldest": False,
                 "role": None,
             }
-            connection.execute(statement, parameters | begin)
+            connection.execute(statement, parameters)
     except psycopg.errors.InvalidParameterValue as error:
         raise ConfigError(error.diag.message_primary or str(error)) from error
 

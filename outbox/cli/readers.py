@@ -10,6 +10,7 @@ from outbox.administration.readers import (
     drop_reader,
     list_readers,
 )
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.cli.command import (
     Database,
     Json,
@@ -118,11 +119,9 @@ def _add(
             from_oldest=from_oldest,
         )
     gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
-    write_line(
-        gets
-        if discard
-        else f"{gets}; its relays run with pillarbox relay --reader {for_shell(name)}"
-    )
+    if url is not None and identity_of(url) != DIRECT:
+        gets += f"; start its relays with pillarbox relay --reader {for_shell(name)}"
+    write_line(gets)
 
 
 @command(app, "drop")

@@ -83,6 +83,10 @@ class Database(NamedTuple):
     adding: Position | None = None
     """What `topic` will be, once the transaction commits that changes it."""
     has_begun: bool = False
+    is_dropped: bool = False
+    """Whether the reader was dropped; it gets `topic` since it returned."""
+    returned: Position | None = None
+    """Where `topic` began at first."""
     stored: tuple[Stored, ...] = ()
     """The last stored row of each day."""
     numbers: frozenset[tuple[Day, int]] = frozenset()
@@ -148,6 +152,8 @@ class Budget(NamedTuple):
     """How often the clock steps back over midnight."""
     drops: int = 0
     """How many days are dropped, once they have passed and all is done."""
+    returns: int = 0
+    """How often the reader is dropped and returns."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
 
@@ -183,8 +189,9 @@ class LogModel:
         scripts: what each writer does: `x` gets a transaction id, another letter writes
             a row with that key, `-` one without a key, `S` one that is scheduled, `O`
             one of a topic that the reader doesn't get, `N` one of key k of a topic that
-            is added to the reader's at any moment; `(` writes one of key k in a savepoint, `)` rolls it back; `p` prepares the
-            transaction, `.` commits, `?` commits or rolls back, `|` begins again.
+            is added to the reader's at any moment; `(` writes one of key k in a
+            savepoint, `)` rolls it back; `p` prepares the transaction, `.` commits, `?`
+            commits or rolls back, `|` begins again.
         most: the maximum number of rows in a claim.
         days: how many days there are.
         fence: what keeps a former owner from settling: the unique `number`, its
@@ -219,6 +226,8 @@ class LogModel:
         remembers_topics: a relay reads the topics when it takes the lane.
         begins_at_once: a topic begins in the snapshot of the transaction that adds it.
         starts_at_topic: a takeover starts where the last topic begins.
+        return_moves_fence: a reader that returns stores a position.
+        return_ends_entries: a reader that returns ends what waits.
     """
 
     scripts: Sequence[str]
@@ -252,6 +261,12 @@ class LogModel:
     remembers_topics: bool = False
     begins_at_once: bool = False
     starts_at_topic: bool = False
+    return_moves_fence: bool = True
+    return_ends_entries: bool = True
+
+    @property
+    def keeps_numbers(self) -> bool:
+        return bool(self.budget.losses or self.budget.returns)
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -503,7 +518,7 @@ class LogModel:
         if any((row.day, row.number) in state.database.numbers for row in rows):
             return _with_owner(state, number, None)
         state = state._replace(
-            database=store_positions(state.database, rows, keep=self.budget.losses > 0)
+            database=store_positions(state.database, rows, keep=self.keeps_numbers)
         )
         if owner.has_lease:
             after = self.new_progress(state, DAYS[: self.days])
@@ -755,7 +770,7 @@ class LogModel:
         if is_refused:
             # It forgets what it remembers, and takes over if the lane is still its.
             return _with_owner(state, number, None)
-        positions = store_positions(database, rows, keep=self.budget.losses > 0)
+        positions = store_positions(database, rows, keep=self.keeps_numbers)
         entries = dict(database.entries)
         for id in batch.publish:
             entries.pop(id, None)
@@ -803,6 +818,8 @@ class LogModel:
     def add_topic(self, database: Database) -> Iterator[tuple[str, Database]]:
         """Do what `outbox.subscribe` does, each time in a transaction of its own."""
         if database.adding is not None:
+            if database.is_dropped and database.returned is None:
+                database = self.return_at(database, database.adding)
             has_begun = self.begins_at_once or database.topic is not None
             yield (
                 "the topic is there" if has_begun else "the topic is added",
@@ -814,11 +831,30 @@ class LogModel:
             since = Position(database.next_seq - 1, self.take_snapshot(database))
             yield "a process adds the topic", database._replace(adding=since)
 
+    def return_at(self, database: Database, since: Position) -> Database:
+        """End what waits, and begin anew."""
+        number = max((row.number for row in database.stored), default=0) + 1
+        rows = [Stored(day, number, since) for day in DAYS[: self.days]]
+        if self.return_moves_fence:
+            database = store_positions(database, rows, keep=True)
+        if self.return_ends_entries:
+            database = database._replace(entries=())
+        return database._replace(returned=since)
+
     def happen(self, state: State) -> Iterator[tuple[str, State]]:
         database, budget = state.database, state.budget
-        if any("N" in script for script in self.scripts):
+        if database.is_dropped or any("N" in script for script in self.scripts):
             for name, added in self.add_topic(database):
                 yield name, state._replace(database=added)
+        if budget.returns:
+            yield (
+                "the reader is dropped",
+                state._replace(
+                    database=database._replace(is_dropped=True),
+                    budget=budget._replace(returns=budget.returns - 1),
+                    may_repeat=True,
+                ),
+            )
         for id, entry in database.entries:
             if entry in {REFUSED, SCHEDULED}:
                 due = {
@@ -1032,6 +1068,12 @@ class LogModel:
             return
         entries = dict(database.entries)
         for row in database.rows:
+            if (
+                row.id in entries
+                and database.returned is not None
+                and database.returned.covers(row.seq, row.xid, _base(database))
+            ):
+                raise BrokenPromiseError(f"row {row.id} is from before the return")
             if not (row.is_committed and is_own(database, row)) or (
                 row.id in state.exempt
             ):
@@ -1058,12 +1100,12 @@ class LogModel:
 def is_own(database: Database, row: Row) -> bool:
     """Whether the reader gets a row, as the views say."""
     return _brings(database, database.topic, row) and (
-        database.has_begun or not row.is_added
+        database.has_begun or not (row.is_added or database.is_dropped)
     )
 
 
 def _brings(database: Database, topic: Position | None, row: Row) -> bool:
-    if row.is_added:
+    if row.is_added or database.is_dropped:
         return topic is not None and not topic.covers(row.seq, row.xid, _base(database))
     return not row.is_other
 

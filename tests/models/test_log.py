@@ -67,6 +67,12 @@ SMALL = {
     "a topic that is added to a reader that starts now": LogModel(
         ["xN.", "kN."], Budget(kills=1), most=2, from_now=True
     ),
+    "a reader that returns, a refusal and a late row": LogModel(
+        ["k.", "xk."], Budget(refusals=1, returns=1), most=2
+    ),
+    "a reader that returns, and a kill": LogModel(
+        ["k.", "xk."], Budget(kills=1, returns=1), most=2
+    ),
     "a row inserted by hand, without floors": LogModel(
         ["kk.", "xk."], Budget(by_hand=1), has_floors=False
     ),
@@ -130,6 +136,9 @@ SMALL = {
     ),
 }
 LARGE = {
+    "a reader that returns, a kill and a lost lease": LogModel(
+        ["k.", "k."], Budget(kills=1, losses=1, returns=1), most=2
+    ),
     "a topic that is added, a refusal and a lost lease": LogModel(
         ["N.", "xN."], Budget(refusals=1, losses=1), most=2
     ),
@@ -200,6 +209,12 @@ class ClaimsAsOfNow(Progress):
 
 
 BROKEN = {
+    "a reader returns to what waits": LogModel(
+        ["k."], Budget(refusals=1, returns=1), return_ends_entries=False
+    ),
+    "a process settles what it had before its reader returned": LogModel(
+        ["k."], Budget(refusals=1, returns=1, kills=1), return_moves_fence=False
+    ),
     "a relay remembers the topics": LogModel(["N.", "N."], remembers_topics=True),
     "a topic begins before claims can see it": LogModel(
         ["k.", "N."], begins_at_once=True

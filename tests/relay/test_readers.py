@@ -203,6 +203,41 @@ async def test_a_topic_that_is_added_beside_a_relay_is_not_passed_by_it(
     assert {reader for reader, *_ in holding(database_url)} == {"main"}
 
 
+async def test_each_topic_of_a_reader_begins_when_it_was_added(
+    database_url: str,
+) -> None:
+    add(database_url, "hooks", "orders")
+    insert(database_url, *as_marked("invoices", "before"))
+    insert(database_url, *as_marked("orders", "first"))
+    add(database_url, "hooks", "*")
+    insert(database_url, *as_marked("invoices", "second"))
+    unsettled = "SELECT tenant FROM outbox.unsettled_message WHERE reader = 'hooks'"
+    assert sorted(execute(database_url, unsettled)) == [("first",), ("second",)]
+    publisher = ScriptedPublisher()
+    async with relay_of(database_url, "hooks", publisher):
+        await publisher.until_acked(2)
+        insert(database_url, *as_marked("refunds", "third"))
+        await publisher.until_acked(3)
+    assert marks_of(publisher) == ["first", "second", "third"]
+
+
+def test_topics_are_added_by_one_process_after_the_other(database_url: str) -> None:
+    add(database_url, "hooks", "orders")
+    subscribe = "SELECT outbox.subscribe('hooks', ARRAY['invoices'], NULL)"
+    with (
+        psycopg.connect(database_url) as first,
+        psycopg.connect(database_url, autocommit=True) as second,
+    ):
+        first.execute(subscribe)
+        second.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            second.execute(subscribe)
+        first.commit()
+        assert second.execute(subscribe).fetchall() == [(False,)]
+    begun = "SELECT has_begun FROM outbox.subscription WHERE topic = 'invoices'"
+    assert execute(database_url, begun) == [(True,)]
+
+
 async def test_a_topic_begins_after_what_claims_have_passed_while_it_was_added(
     database_url: str,
 ) -> None:
@@ -274,9 +309,9 @@ def test_the_command_adds_topics_to_a_reader(
         return code, said.out + said.err
 
     assert run("--topic", "a")[0] == 2
-    start = "its relays run with pillarbox relay --reader hooks\n"
+    start = "start its relays with pillarbox relay --reader hooks\n"
     assert run("--topic", "a", "--broker", "redis://b") == (0, f"hooks gets a; {start}")
-    assert run("--topic", "b.*") == (0, f"hooks gets b.*; {start}")
+    assert run("--topic", "b.*") == (0, "hooks gets b.*\n")
     code, said = run()
     assert (code, "reader=hooks: exists; give --topic" in said) == (2, True)
     with administration(database_url, application_name="test") as connection:
