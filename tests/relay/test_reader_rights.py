@@ -192,6 +192,23 @@ def test_a_role_adds_readers_of_its_own_that_get_messages(
     assert roles == {"main": None, "billing": "bob", "audit": "alice", "hooks": "bob"}
 
 
+@pytest.mark.parametrize("statement", [POSITION, ENTRY, DEAD_LETTER])
+def test_the_server_calls_no_function_for_relays_and_one_a_statement_for_others(
+    database_url: str, bob: str, statement: str
+) -> None:
+    def calls(url: str) -> list[str]:
+        with psycopg.connect(url) as connection:
+            plan = connection.execute(
+                f"EXPLAIN (ANALYZE, TIMING OFF) {statement}", [["billing"] * 9]
+            ).fetchall()
+            connection.rollback()
+        return [line for (line,) in plan if "_of_reader" in line]
+
+    assert calls(as_role(database_url, "pillarbox_relay")) == []
+    (call,) = calls(bob)
+    assert call.endswith("calls=1")
+
+
 async def test_a_relay_runs_a_reader_of_its_role_and_is_refused_others(
     database_url: str, bob: str
 ) -> None:
