@@ -213,6 +213,8 @@ async def test_each_topic_of_a_reader_begins_when_it_was_added(
     insert(database_url, *as_marked("invoices", "second"))
     unsettled = "SELECT tenant FROM outbox.unsettled_message WHERE reader = 'hooks'"
     assert sorted(execute(database_url, unsettled)) == [("first",), ("second",)]
+    held = {topic for reader, topic, _ in holding(database_url) if reader == "hooks"}
+    assert held == {"orders", "invoices"}
     publisher = ScriptedPublisher()
     async with relay_of(database_url, "hooks", publisher):
         await publisher.until_acked(2)
