@@ -38,12 +38,14 @@ class ReaderRecord(NamedTuple):
         topics: topics, and prefixes followed by `*`; None if the reader was dropped.
         since: its position before it has stored any.
         gets_all: whether it has got every topic since then.
+        refusal: why the role of this session may not run the reader; None if it may.
     """
 
     broker: str | None
     topics: Sequence[str] | None
     since: Position
     gets_all: bool
+    refusal: str | None
 
 
 class RelayReader:
@@ -78,8 +80,8 @@ class RelayReader:
         """Return the row.
 
         Raises:
-            ConfigError: there is no such reader, it was dropped, or it is a consumer's
-                and this is a relay, or the reverse.
+            ConfigError: there is no such reader, it was dropped, the role may not run
+                it, or it is a consumer's and this is a relay, or the reverse.
         """
         record = await read_record(connection, self.name)
         if record is None:
@@ -94,6 +96,8 @@ class RelayReader:
                 f"{for_shell(self.name)} lets it get new messages again"
             )
         self._refuse_other_kind(record)
+        if record.refusal is not None:
+            raise ConfigError(record.refusal)
         return record
 
     async def subscribe(self, connection: Connection, topics: Sequence[str]) -> None:
@@ -114,6 +118,7 @@ class RelayReader:
             "broker": self.own,
             "discard": False,
             "from_oldest": False,
+            "role": None,
         }
         statement = load("outbox", "subscribe")
         try:
@@ -143,8 +148,13 @@ class RelayReader:
         """Return whether the broker is the recorded one; report when that changes.
 
         Records it if none is recorded, or to `switch` to it.
+
+        Raises:
+            psycopg.errors.InsufficientPrivilege: the role may not run the reader.
         """
         record = await read_record(connection, self.name)
+        if record is not None and record.refusal is not None:
+            raise psycopg.errors.InsufficientPrivilege(record.refusal)
         problem: Event | None = None
         if record is None or record.topics is None:
             problem = ReaderDropped(reader=self.name)
@@ -184,6 +194,6 @@ async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
     row: Any = await cursor.fetchone()
     if row is None:
         return None
-    broker, topics, since_seq, since, gets_all = row
+    broker, topics, since_seq, since, gets_all, refusal = row
     since = Position(since_seq, Snapshot.parse(since))
-    return ReaderRecord(broker, topics, since, gets_all)
+    return ReaderRecord(broker, topics, since, gets_all, refusal)

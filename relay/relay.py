@@ -79,8 +79,8 @@ WORKER_SETTINGS: Final = {
 }
 
 _GRANT: Final = (
-    "GRANT pillarbox_relay TO its role; if it has that, pillarbox migrate restores"
-    " what was revoked"
+    "GRANT pillarbox_relay TO its role, or pillarbox_reader if the reader is that"
+    " role's; if it has that, pillarbox migrate restores what was revoked"
 )
 _MOVE_LIMIT: Final = 300.0
 """Seconds that moving one oversized row can take."""

@@ -75,6 +75,7 @@ CREATE TABLE outbox.reader (
     reader       text        NOT NULL,
     broker       text,
     broker_since timestamptz,
+    role         name,
     created_at   timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT reader_pkey PRIMARY KEY (reader),
     -- A consumer's reader has the consumer's name.
@@ -86,6 +87,8 @@ COMMENT ON TABLE outbox.reader IS
     'who reads the outbox: the relays of a reader share its messages, and publish them to its broker';
 COMMENT ON COLUMN outbox.reader.broker IS
     'the part of the broker''s URL that decides where messages go, written by the reader''s first relay: relays with another broker do nothing; change it with pillarbox relay --switch-broker';
+COMMENT ON COLUMN outbox.reader.role IS
+    'which role may run it, besides the members of the relay''s role, who may run all readers; null: none';
 
 CREATE TABLE outbox.subscription (
     reader      text        NOT NULL,
@@ -182,9 +185,55 @@ CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
 
+-- By the role's name: a dump can be restored where the role is missing.
+CREATE FUNCTION outbox.refusal(reader text, role name DEFAULT current_user) RETURNS text
+LANGUAGE plpgsql STABLE {pinned}
+AS $body$
+BEGIN
+    RETURN CASE WHEN NOT (pg_has_role(refusal.role, {relay_name}, 'USAGE') OR pg_has_role(refusal.role, {owner_name}, 'USAGE')
+                          OR EXISTS (SELECT FROM outbox.reader AS r
+                                      WHERE r.reader = refusal.reader
+                                        AND pg_has_role(refusal.role, to_regrole(quote_ident(r.role)), 'USAGE')))
+                THEN format('reader=%s: role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
+                            reader, role, {operator_name}, role, reader) END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.refusal IS
+    'why a role may not run a reader, which is to store its positions, entries and dead letters; null: it may';
+
+-- Not row-level security: it would apply to claims, too, and our sessions refuse to read what it can hide.
+CREATE FUNCTION outbox.refuse_other_readers() RETURNS trigger
+LANGUAGE plpgsql {pinned}
+AS $body$
+DECLARE
+    v_refusal text;
+BEGIN
+    IF TG_TABLE_NAME = 'dead_letter' THEN
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal
+          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n) AS i (reader);
+    ELSE
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal FROM (SELECT DISTINCT n.reader FROM inserted AS n) AS i;
+    END IF;
+    IF v_refusal IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_refusal USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.refuse_other_readers IS 'let a role store only what belongs to readers that it may run';
+
+-- For relays, who may run all readers, no function is called.
+CREATE TRIGGER position_of_reader AFTER INSERT ON outbox.position REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER deferral_of_reader AFTER INSERT ON outbox.deferral REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER dead_letter_of_reader AFTER INSERT ON outbox.dead_letter REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+
 -- A claim passes the messages of topics that it can't see. So a topic is added in one transaction, and begins in
 -- the next: no claim has passed what commits from then on.
-CREATE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false) RETURNS boolean
+CREATE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
+                                 role name DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
@@ -194,6 +243,8 @@ DECLARE
     v_since pg_snapshot;
     v_since_seq bigint;
     v_problem text;
+    -- Who may not run all readers adds one of its own.
+    v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
 BEGIN
     LOCK TABLE outbox.subscription IN SHARE ROW EXCLUSIVE MODE;
     -- The sessions of relays commit without waiting for the disk.
@@ -203,13 +254,18 @@ BEGIN
     SELECT r.* INTO v_known FROM outbox.reader AS r WHERE r.reader = subscribe.reader;
     SELECT count(*) > 0, bool_or(s.is_discarded) INTO v_is_open, v_discards
       FROM outbox.subscription AS s WHERE s.reader = subscribe.reader AND s.ended_at IS NULL;
+    IF v_known.reader IS NOT NULL AND outbox.refusal(v_known.reader, session_user) IS NOT NULL THEN
+        RAISE EXCEPTION '%', outbox.refusal(v_known.reader, session_user) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     v_problem := CASE
+        WHEN discard AND v_role IS NOT NULL THEN format('only members of %I discard messages', {relay_name})
         WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
         WHEN NOT v_is_open THEN
             CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it'
                  WHEN v_known.reader IS NOT NULL AND from_oldest AND NOT discard
                  THEN 'was dropped, and can return only for new messages; leave out --from-oldest, or choose another name' END
         WHEN topics IS NULL THEN 'exists; give --topic to add topics'
+        WHEN subscribe.role IS NOT NULL THEN 'exists; leave out --role, or change it in outbox.reader'
         WHEN discard AND NOT v_discards THEN 'exists, and gets its messages; leave out --discard, or choose another name'
         WHEN v_discards AND NOT discard THEN 'exists, and discards its messages; give --discard, or choose another name'
         WHEN from_oldest AND NOT discard THEN 'exists, and gets other topics only from now on; leave out --from-oldest, or choose another name'
@@ -219,9 +275,11 @@ BEGIN
         RAISE EXCEPTION 'reader=%: %', subscribe.reader, v_problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT v_is_open THEN
-        INSERT INTO outbox.reader AS r (reader, broker, broker_since)
-        VALUES (subscribe.reader, subscribe.broker, CASE WHEN subscribe.broker IS NOT NULL THEN now() END)
-            ON CONFLICT ON CONSTRAINT reader_pkey DO UPDATE SET broker = excluded.broker, broker_since = excluded.broker_since;
+        INSERT INTO outbox.reader AS r (reader, broker, broker_since, role)
+        VALUES (subscribe.reader, subscribe.broker, CASE WHEN subscribe.broker IS NOT NULL THEN now() END,
+                coalesce(v_role, subscribe.role))
+            ON CONFLICT ON CONSTRAINT reader_pkey DO UPDATE
+           SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
     END IF;
     IF NOT v_is_open AND v_known.reader IS NOT NULL THEN
         -- With the next number of each lane, so that no process settles what it has had in flight since before.

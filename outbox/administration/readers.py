@@ -33,6 +33,7 @@ class Reader:
     Attributes:
         broker: where its relays publish, without credentials; None until the first of
             them has recorded it, or if it discards its messages.
+        role: which role may run it, besides members of pillarbox_relay, if any.
         topics: topics, and prefixes followed by `*`.
         discards: whether its messages are not to be published.
         dropped_at: when it was dropped; None if it wasn't.
@@ -42,6 +43,7 @@ class Reader:
 
     reader: str
     broker: str | None
+    role: str | None
     topics: Sequence[str]
     discards: bool
     created_at: datetime
@@ -71,6 +73,7 @@ def add_reader(
     *,
     broker: str | None = None,
     discard: bool = False,
+    role: str | None = None,
     from_oldest: bool = False,
 ) -> None:
     """Add a reader, or topics to one that exists.
@@ -80,6 +83,8 @@ def add_reader(
         topics: topics, or prefixes followed by `*`; None: all, of a new reader.
         broker: the URL where its relays publish; None: as it is.
         discard: whether its messages are not published, and don't count as unrouted.
+        role: which role may run a new reader, besides members of pillarbox_relay, who
+            may run all readers.
         from_oldest: whether it gets the messages that are there, too; by default only
             those whose transactions commit from now on.
 
@@ -100,12 +105,18 @@ def add_reader(
         "broker": None if broker is None else identity_of(broker),
         "discard": discard,
         "from_oldest": from_oldest,
+        "role": role,
     }
     statement = load("outbox", "subscribe")
     try:
         ((is_added,),) = connection.execute(statement, parameters)
         if is_added:
-            parameters |= {"topics": [], "broker": None, "from_oldest": False}
+            parameters |= {
+                "topics": [],
+                "broker": None,
+                "from_oldest": False,
+                "role": None,
+            }
             connection.execute(statement, parameters)
     except psycopg.errors.InvalidParameterValue as error:
         raise ConfigError(error.diag.message_primary or str(error)) from error

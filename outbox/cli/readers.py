@@ -23,6 +23,7 @@ from outbox.cli.output import write_json, write_line, write_table
 from outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
+_TO_DROP = "connect as a member of pillarbox_operator"
 
 app = new_app(help="List, add and drop the readers of the outbox.")
 
@@ -40,7 +41,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "to publish", "oldest", "topics", "broker"),
+        ("reader", "state", "to publish", "oldest", "topics", "broker", "role"),
         [
             (
                 it.reader,
@@ -53,6 +54,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
                 it.oldest,
                 ", ".join(it.topics),
                 it.broker,
+                it.role,
             )
             for it in readers
         ],
@@ -80,6 +82,14 @@ def _add(
             "reader gets all topics by default.",
         ),
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="Role that may run it without being a member of pillarbox_relay.",
+        ),
+    ] = None,
     from_oldest: Annotated[
         bool,
         typer.Option(
@@ -105,6 +115,7 @@ def _add(
             topics,
             broker=url,
             discard=discard,
+            role=role,
             from_oldest=from_oldest,
         )
     gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
@@ -124,7 +135,7 @@ def _drop(
     database: Database = None,
 ) -> None:
     """Drop a reader; its messages no longer hold their days."""
-    with opened(database, "readers", rights=_RIGHTS) as connection:
+    with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
     write_line(f"{name} is dropped{left}")

@@ -1,8 +1,8 @@
 -- Does:  List the readers of the outbox, with what each has still to publish.
 -- Takes: reader (null: all), most (messages that are counted of each)
--- Gives: reader, broker, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created)
+-- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created)
 -- Index: message_lane_idx above the positions; reads the log
-SELECT r.reader, r.broker, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, oldest.created_at AS oldest
+SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, oldest.created_at AS oldest
   FROM outbox.reader AS r
   JOIN (
        -- What it gets, or got until it was dropped last.

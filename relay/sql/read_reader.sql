@@ -1,8 +1,9 @@
 -- Does:  Read what a reader of the outbox gets, and where it publishes.
 -- Takes: reader
--- Gives: broker (null until its first relay has recorded it), topics (null: it was dropped), since_seq and since (where it began: those of its first topic), gets_all (whether it has got everything since then); no row if there is no such reader, or it discards its messages
+-- Gives: broker (null until its first relay has recorded it), topics (null: it was dropped), since_seq and since (where it began: those of its first topic), gets_all (whether it has got everything since then), refusal (why the role of this session may not run it); no row if there is no such reader, or it discards its messages
 -- Index: reader_pkey, subscription_pkey
-SELECT r.broker, s.topics, coalesce(s.since_seq, -1), coalesce(s.since, '1:1:'), coalesce(s.first = '*', false)
+SELECT r.broker, s.topics, coalesce(s.since_seq, -1), coalesce(s.since, '1:1:'), coalesce(s.first = '*', false),
+       outbox.refusal(r.reader)
   FROM outbox.reader AS r
  CROSS JOIN (
        SELECT array_agg(s.topic ORDER BY s.topic), min(s.since_seq), bool_or(s.is_discarded),

@@ -29,7 +29,7 @@ from tests.relay.test_sharing import wait_until_held
 
 
 def add(
-    url: str, name: str, *topics: str, broker: str | None = "redis://b", **options: bool
+    url: str, name: str, *topics: str, broker: str | None = "redis://b", **options: Any
 ) -> None:
     with administration(url, application_name="test") as connection:
         add_reader(connection, name, topics or ["*"], broker=broker, **options)

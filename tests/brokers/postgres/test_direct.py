@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
+from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
@@ -26,9 +28,18 @@ from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
 from relay.relay import Relay
-from tests.fixtures.consumers import NEVER
+from tests.fixtures.consumers import (
+    DRIVERS,
+    NEVER,
+    POOLS,
+    QUICK,
+    is_plain,
+    running,
+    sessions_by,
+)
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert
+from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ProxiedUrl
 
@@ -36,11 +47,19 @@ HOUR = timedelta(hours=1)
 BROKER = "postgres:///?direct=true"
 
 
-def add_direct(url: str, name: str, *topics: str, broker: str = BROKER) -> None:
+def add_direct(
+    url: str, name: str, *topics: str, broker: str = BROKER, role: str | None = None
+) -> None:
     with administration(url, application_name="test") as connection:
         if not list_readers(connection, name):
-            wanted = topics or ["*"]
-            add_reader(connection, name, wanted, broker=broker, from_oldest=True)
+            add_reader(
+                connection,
+                name,
+                topics or ["*"],
+                broker=broker,
+                role=role,
+                from_oldest=True,
+            )
 
 
 def direct(url: str) -> str:
@@ -239,6 +258,94 @@ async def test_only_what_was_there_at_the_takeover_may_have_been_started_before(
                     insert(database_url, Message("new", b"", key="k"))
     assert isinstance(histories["old"], TakenOver)
     assert histories["new"] is FIRST_DELIVERY
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
+async def test_a_consumers_role_needs_the_rights_of_its_own_reader_only(
+    database_url: str, driver: str
+) -> None:
+    in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
+    with new_role(database_url, "bob", in_roles):
+        add_direct(database_url, "billing", "orders.*", role="bob")
+        add_direct(database_url, "audit")
+        url = login(database_url, "bob")
+        async with sessions_by(url, driver) as sessions:
+            with pytest.raises(ConfigError, match="reader=audit: role bob may not run"):
+                async with running(
+                    handling(Consumer(direct(url), sessions, name="audit"), driver)
+                ):
+                    pass
+            consumer = Consumer(direct(url), sessions, name="billing", retry=QUICK)
+            topics = ("orders.bad", "orders.good", "orders.last")
+            due = datetime.now(UTC) + timedelta(seconds=1)
+            async with running(handling(consumer, driver)) as events:
+                insert(
+                    database_url,
+                    *(Message(topic, b"", key="k") for topic in topics),
+                    Message("orders.late", b"", key="k", available_at=due),
+                )
+                await events.wait_for(MessageHandled, 3)
+                await events.wait_for(MessageDeadLettered)
+    counted = (
+        "SELECT count(*) FROM inbox.receipt",
+        "SELECT count(*) FROM inbox.dead_letter WHERE topic = 'orders.bad'",
+        "SELECT count(*) FROM outbox.unsettled_message WHERE reader = 'billing'",
+    )
+    assert [execute(database_url, query) for query in counted] == [
+        *([(3,)], [(1,)], [(0,)])
+    ]
+    others = "SELECT DISTINCT reader FROM outbox.position WHERE reader <> 'billing'"
+    assert execute(database_url, others) == []
+
+
+async def test_a_consumers_first_start_adds_a_reader_that_only_its_role_may_run(
+    database_url: str,
+) -> None:
+    def source(role: str, *topics: str) -> DirectSource:
+        url = direct(login(database_url, role))
+        return DirectSource(url, consumer="billing", topics=topics)
+
+    in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
+    with (
+        new_role(database_url, "bob", in_roles),
+        new_role(database_url, "eve", in_roles),
+    ):
+        async with source("bob", "orders") as bobs, asyncio.timeout(60):
+            insert(database_url, Message("orders", b"", tenant="bob"))
+            assert await receive(bobs, 1) == {"bob": 1}
+        for state in ("is open", "is dropped"):
+            with pytest.raises(ConfigError, match="reader=billing: role eve may not"):
+                async with source("eve", "orders", state):
+                    pass
+            with administration(database_url, application_name="test") as connection:
+                (billing,) = list_readers(connection, "billing")
+                assert (billing.topics, billing.role) == (["orders"], "bob")
+                if state == "is open":
+                    drop_reader(connection, "billing")
+        async with source("bob", "orders", "refunds"):
+            pass
+
+
+def handling(consumer: Consumer, driver: str) -> Consumer:
+    """Add a handler, plain or not, that fails for the topic `orders.bad`."""
+
+    def fail(message: Message) -> None:
+        if message.topic == "orders.bad":
+            raise LookupError
+
+    if is_plain(driver):
+
+        @consumer.handles("orders.*")
+        def handle(_: Any, message: Message) -> None:
+            fail(message)
+
+    else:
+
+        @consumer.handles("orders.*")
+        async def handle_async(_: Any, message: Message) -> None:
+            fail(message)
+
+    return consumer
 
 
 @pytest.mark.parametrize(
