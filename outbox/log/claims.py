@@ -57,8 +57,7 @@ class ClaimPlan(NamedTuple):
 
     def contradicts(self, snapshot: Snapshot, lowest: Mapping[int, int]) -> bool:
         """Whether rows were read that only a sequence that was set back can number."""
-        # Those far below, too: a claim begins a bit lower than it must, and can find rows
-        # of theirs.
+        # A claim begins a bit lower than it must, so it can find rows of far ones, too.
         hidden = (*self.near, *(hidden for hidden, _ in self.far))
         floors = [each.find_floor(snapshot) for each in hidden]
         floor = min([one for one in floors if one is not None], default=NO_END)
