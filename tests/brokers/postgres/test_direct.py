@@ -1,7 +1,7 @@
 """Consumers in the outbox's own database can read it without a relay."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.sources.postgres.direct import DirectSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
@@ -23,9 +24,10 @@ from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import NEVER
+from tests.fixtures.consumers import NEVER, numbered
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import payloads
 from tests.fixtures.through_proxy import ProxiedUrl
 
 HOUR = timedelta(hours=1)
@@ -45,12 +47,7 @@ def direct(url: str) -> str:
 
 class TestDirectSource(ProxiedUrl, SourceSuite):
     server = "database_url"
-    capabilities = Capabilities(
-        takes_bytes=False,
-        takes_bytes_as_topic=False,
-        # They become dead letters of the reader.
-        gets_foreign_messages=False,
-    )
+    capabilities = Capabilities(takes_bytes=False, takes_bytes_as_topic=False)
     # A replica that a busy machine delays keeps its lanes.
     hold = 5.0
 
@@ -68,6 +65,16 @@ class TestDirectSource(ProxiedUrl, SourceSuite):
     @override
     async def put(self, *messages: Message) -> None:
         insert(self.direct, *messages)
+
+    @override
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        # A row that no library adds: its id is not a UUIDv7.
+        execute(
+            self.direct,
+            "INSERT INTO outbox.message (id, lane, schema_version, topic, content_type,"
+            " payload) VALUES (gen_random_uuid(), 16, 1, %s, 'x/y', %s)",
+            [topic, payload],
+        )
 
 
 @pytest.fixture
@@ -161,6 +168,31 @@ async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
             for delivery in await source.receive(limit=10):
                 received += 1
                 await delivery.ack()
+
+
+HOW: dict[str, Callable[[Delivery], Awaitable[object]]] = {
+    "fails": lambda delivery: delivery.nack(timedelta(0)),
+    "is returned": lambda delivery: delivery.nack(),
+    "is handed back": lambda delivery: delivery.hand_back(timedelta(0)),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_no_message_starts_if_an_earlier_one_of_its_key_waits_meanwhile(
+    how: str, database_url: str
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    insert(database_url, *numbered(5))
+    started = []
+    async with source, asyncio.timeout(60):
+        # At first none is in the log, then all are.
+        for each in (how, "fails", how, "fails", how, *[None] * 5):
+            while not (received := await source.receive(limit=1)):
+                pass
+            started += payloads(received)
+            await (HOW[each](received[0]) if each else received[0].ack())
+    assert started == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
 
 
 FALLS = (
