@@ -160,7 +160,7 @@ class _Unsettled(NamedTuple):
 
     Attributes:
         ended: messages that were handled.
-        refused: messages that are handled again later.
+        refused: messages that are handled again later, or were given back.
         withheld: messages that were not handed over.
     """
 
@@ -399,9 +399,10 @@ class WindowLane(Lane):
             return False
         if not self.must_wait(row.key):
             return True
-        self.let_go(held)
+        held.is_open = False
         self._wait(now)
-        self._unsettled.withheld.append((row, BLOCKED))
+        # By then, the log may have it: a settlement may be on its way.
+        self._unsettled.refused.append((held, BLOCKED))
         self._to_drain.add(row.key)
         return False
 
