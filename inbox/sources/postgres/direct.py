@@ -6,7 +6,7 @@ to its own process. So it claims, orders, defers and takes lanes over as all rel
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final, Self
@@ -94,6 +94,9 @@ class _Handover:
             ),
         )
         self.some.set()
+
+    def withdraw(self, unwanted: Callable[[Handed], bool]) -> list[Handed]:
+        return self.ready.remove(unwanted)
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Hand out no messages of these tenants, until the next call."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.fixtures.consumers import (
     POOLS,
     QUICK,
     is_plain,
+    numbered,
     running,
     sessions_by,
 )
@@ -41,6 +42,7 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert
 from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import payloads
 from tests.fixtures.through_proxy import ProxiedUrl
 
 HOUR = timedelta(hours=1)
@@ -68,12 +70,7 @@ def direct(url: str) -> str:
 
 class TestDirectSource(ProxiedUrl, SourceSuite):
     server = "database_url"
-    capabilities = Capabilities(
-        takes_bytes=False,
-        takes_bytes_as_topic=False,
-        # They become dead letters of the reader.
-        gets_foreign_messages=False,
-    )
+    capabilities = Capabilities(takes_bytes=False, takes_bytes_as_topic=False)
     # A replica that a busy machine delays keeps its lanes.
     hold = 5.0
 
@@ -91,6 +88,16 @@ class TestDirectSource(ProxiedUrl, SourceSuite):
     @override
     async def put(self, *messages: Message) -> None:
         insert(self.direct, *messages)
+
+    @override
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        # A row that no library adds: its id is not a UUIDv7.
+        execute(
+            self.direct,
+            "INSERT INTO outbox.message (id, lane, schema_version, topic, content_type,"
+            " payload) VALUES (gen_random_uuid(), 16, 1, %s, 'x/y', %s)",
+            [topic, payload],
+        )
 
 
 @pytest.fixture
@@ -184,6 +191,31 @@ async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
             for delivery in await source.receive(limit=10):
                 received += 1
                 await delivery.ack()
+
+
+HOW: dict[str, Callable[[Delivery], Awaitable[object]]] = {
+    "fails": lambda delivery: delivery.nack(timedelta(0)),
+    "is returned": lambda delivery: delivery.nack(),
+    "is handed back": lambda delivery: delivery.hand_back(timedelta(0)),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_no_message_starts_if_an_earlier_one_of_its_key_waits_meanwhile(
+    how: str, database_url: str
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    insert(database_url, *numbered(5))
+    started = []
+    async with source, asyncio.timeout(60):
+        # At first none is in the log, then all are.
+        for each in (how, "fails", how, "fails", how, *[None] * 5):
+            while not (received := await source.receive(limit=1)):
+                pass
+            started += payloads(received)
+            await (HOW[each](received[0]) if each else received[0].ack())
+    assert started == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
 
 
 FALLS = (
