@@ -61,6 +61,7 @@ from outbox import tracing
 from outbox.errors import ConfigError, check_type, shorten, sqlstate_of
 from outbox.events import Event, Observer, Observers, ProcessMeasured, checked
 from outbox.gather import Process, end
+from outbox.message import Message
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
 from outbox.observability.presence import INTERVAL, Presence
@@ -144,7 +145,7 @@ class Consumer(Process):
             replica has no handler for are handed back, since others can have one; then
             they are dead-lettered.
         codec: decodes payloads; a message that it can't decode is dead-lettered
-            unchanged.
+            unchanged. Without one, encoded messages are handed back, and wait.
         redact: removes confidential parts from reasons and stack traces.
         registry: schemas that payloads must match before a handler is called.
         observers: called with every event of `inbox.events`, besides the log.
@@ -260,6 +261,11 @@ class Consumer(Process):
                 version = self._versions.understood(topic) or 1
                 found.append(MessageSchema(topic, version, schema, is_received=True))
         return found
+
+    def require_codec(self, message: Message) -> None:
+        """Raise `ConfigError` if a message is encoded and there is no codec."""
+        if (problem := self._versions.why_encoded(message)) is not None:
+            raise ConfigError(f"consumer {self.name!r}: {message.id}: {problem}")
 
     def queue_of(self, topic: str) -> str | None:
         """Return the queue of a topic; None if no handler takes it."""

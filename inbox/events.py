@@ -224,7 +224,7 @@ class DeadLetterRepeated(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReturned(DeliveryEvent):
-    """The consumer returned a message: it stops, or has no handler for it."""
+    """The consumer returned a message: it stops, or has no handler or codec for it."""
 
     level = logging.DEBUG
 
@@ -252,6 +252,25 @@ class HandlerMissing(Event):
     topic: str
     reason: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecMissing(Event):
+    """The first encoded message of a topic came, and the consumer has no codec.
+
+    It hands such messages back until it is restarted with one, and gives none up.
+
+    Attributes:
+        reason: which codec the message was encoded by.
+    """
+
+    level = logging.WARNING
+    about = ("consumer", "topic")
+    advice = "restart the consumer with codec=… in Consumer(…): its messages wait"
+
+    consumer: str
+    topic: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

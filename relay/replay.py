@@ -10,6 +10,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.brokers.postgres import DIRECT
 from outbox.errors import ConfigError
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.sql_files import load
@@ -75,7 +76,12 @@ class Published:
 def count_published(
     connection: AdministrationConnection, choice: ReplayCriteria
 ) -> list[Published]:
-    """Count the matching messages by topic; `max_rows` is ignored."""
+    """Count the matching messages by topic; `max_rows` is ignored.
+
+    Raises:
+        ConfigError: the reader is a consumer.
+    """
+    _refuse_consumer(connection, choice.reader)
     with connection.cursor(row_factory=class_row(Published)) as cursor:
         return cursor.execute(
             load("relay", "count_published"), choice.parameters()
@@ -100,7 +106,11 @@ def replay_published(
     Args:
         connection: in autocommit mode.
         on_batch: called with the number of messages made ready so far.
+
+    Raises:
+        ConfigError: the reader is a consumer.
     """
+    _refuse_consumer(connection, choice.reader)
     replayed = 0
     started = time.monotonic()
     for batch in _batches(connection, choice, batch_size):
@@ -118,6 +128,20 @@ def replay_published(
         if max_per_second is not None:
             sleep(max(0.0, started + replayed / max_per_second - time.monotonic()))
     return replayed
+
+
+def _refuse_consumer(connection: AdministrationConnection, reader: str) -> None:
+    # Its receipts are in its handlers' database, which may be another one.
+    record = connection.execute(
+        load("relay", "read_reader"), {"reader": reader}
+    ).fetchone()
+    if record is not None and record[0] == DIRECT:
+        raise ConfigError(
+            f"reader={reader}: is a consumer, which skips messages that it has receipts"
+            " for; pillarbox dead-letters retry --side inbox handles its dead letters"
+            " again, and a consumer with another name handles all messages: pillarbox"
+            " readers add NAME --broker 'postgres:///?direct=true' --from-oldest"
+        )
 
 
 def _batches(

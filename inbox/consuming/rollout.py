@@ -2,7 +2,8 @@
 
 While a rolling deploy adds or removes a handler, replicas with and without it receive
 the same messages. That this one has no handler is no failure of the message, so it
-hands the message back, until the deploy should have ended.
+hands the message back, until the deploy should have ended. An encoded message is handed
+back for as long as the consumer has no codec.
 """
 
 import time

@@ -5,6 +5,7 @@
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
+    encoded, and the consumer has no codec ──▶ handed back, and never given up
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
     started too often before (see `inbox.poison`) ──▶ dead letter, with the last error
@@ -39,6 +40,7 @@ from inbox.dead_letters.write import (
 )
 from inbox.errors import InvalidReceiptError
 from inbox.events import (
+    CodecMissing,
     DeadLetterRepeated,
     DeliveryEvent,
     DeliveryReturned,
@@ -123,6 +125,7 @@ class DeliverySettlement:
         self.routes = routes
         self.versions = versions
         self.rollout = rollout
+        self.without_codec = Rollout(timedelta.max)
         self.executor = executor
         self.retry = retry
         self.notify = observers.notify
@@ -158,12 +161,16 @@ class _Turn:
     async def settle(self) -> bool:
         failure = problem_of(self._delivery)
         if failure is None:
+            rollout = self._run.rollout
             failure = self._why_unhandled()
+            if failure is None:
+                rollout = self._run.without_codec
+                failure = self._run.versions.why_encoded(self._message)
             if failure is None:
                 handler = self._run.routes.find(self._message.topic)
                 assert handler is not None
                 return await self._try(handler)
-            ended = await self._hand_back(failure)
+            ended = await self._hand_back(failure, rollout)
             if ended is not None:
                 return ended
         return await self._dead_letter(failure, self._delivery.attempts)
@@ -181,16 +188,18 @@ class _Turn:
             "see their pages)"
         )
 
-    async def _hand_back(self, reason: str) -> bool | None:
+    async def _hand_back(self, reason: str, rollout: Rollout) -> bool | None:
         """Hand the delivery back, or let it wait here if its source can't.
 
         Returns None after the rollout, and False if the consumer stops first.
         """
-        topic, rollout = self._message.topic, self._run.rollout
+        run, topic = self._run, self._message.topic
         if rollout.patience and topic not in rollout.since:
-            self._run.notify(
-                HandlerMissing(
-                    consumer=self._run.consumer,
+            run.notify(
+                CodecMissing(consumer=run.consumer, topic=topic, reason=reason)
+                if rollout is run.without_codec
+                else HandlerMissing(
+                    consumer=run.consumer,
                     topic=topic,
                     reason=reason,
                     seconds=rollout.patience.total_seconds(),

@@ -21,7 +21,7 @@ from outbox.errors import (
 )
 from outbox.message import Message
 from outbox.payload import json_codec as codec
-from outbox.payload.payload_codec import PayloadCodec
+from outbox.payload.payload_codec import CODEC_HEADER, PayloadCodec, is_encoded
 from outbox.payload.schema_registry import SchemaRegistry
 
 Upcaster: TypeAlias = Callable[[Any], object]
@@ -134,6 +134,8 @@ class Versions:
                 than the handler; an upcaster is missing or raised; or the result
                 doesn't match its schema.
         """
+        if (encoded := self.why_encoded(message)) is not None:
+            raise DeadLetter(encoded)
         if self._codec is not None:
             message = readable(message, self._codec)
         if topic not in self._decoded and not self._registry.knows(message):
@@ -147,6 +149,16 @@ class Versions:
             except InvalidMessageError as error:
                 raise DeadLetter(str(error)) from error
         return message
+
+    def why_encoded(self, message: Message) -> str | None:
+        """Return why no handler can read a message; None: one can."""
+        if self._codec is not None or not is_encoded(message):
+            return None
+        name = message.headers[CODEC_HEADER].partition(":")[0]
+        return (
+            f"its payload is encoded by codec {shorten(name)}, and the consumer has no "
+            "codec: give it that one, Consumer(…, codec=codec)"
+        )
 
     def why_too_new(self, topic: str, message: Message) -> str | None:
         """Return why the handler of `topic` can't take a message; None: it can."""

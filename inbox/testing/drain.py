@@ -91,7 +91,8 @@ async def drain(
 
     Raises:
         ConfigError: `sessions` are for another kind of handlers, or join a transaction
-            without a savepoint, or `at` is naive.
+            without a savepoint, `at` is naive, or a message is encoded and its consumer
+            has no codec.
     """
     if is_pool(sessions) and sessions.closed:
         raise ConfigError(
@@ -142,6 +143,7 @@ class _Draining:
         for message in found:
             queue = self._consumer.queue_of(message.topic)
             if queue is not None and message.id not in self._later:
+                self._consumer.require_codec(message)
                 waiting.setdefault(queue, []).append(message)
         if not waiting:
             return False

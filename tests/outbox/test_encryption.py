@@ -164,7 +164,7 @@ async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
     give_up(database_url, encoded(message(), codec), schema="inbox")
     clinic = Clinic([])
     with sessions_of(database_url) as sessions:
-        for with_codec in (forgetful, codec):
+        for with_codec in (None, forgetful, codec):
             consumer = Consumer(
                 MemorySource(), sessions, name="billing", codec=with_codec
             )

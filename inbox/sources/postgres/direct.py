@@ -260,7 +260,7 @@ class DirectSource:
 
     def handed_back(self, entry: Handed, delay: timedelta) -> bool:
         """Let a message and its key wait, and others lease its lane meanwhile."""
-        entry.end(Nacked("has no handler here", retry_after=delay))
+        entry.end(Nacked("can't be handled by this replica", retry_after=delay))
         self._relay.step_aside(delay.total_seconds())
         return True
 

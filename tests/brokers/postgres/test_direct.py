@@ -277,6 +277,11 @@ async def test_a_reader_that_is_given_to_relays_is_reported(database_url: str) -
 async def test_only_what_was_there_at_the_takeover_may_have_been_started_before(
     database_url: str,
 ) -> None:
+    await check_histories(database_url)
+
+
+async def check_histories(database_url: str) -> None:
+    """Check what a replica believes of a message from before, and of a new one."""
     add_direct(database_url, "billing")
     insert(database_url, Message("old", b"", key="k"))
     source = DirectSource(direct(database_url), consumer="billing", topics=["*"])

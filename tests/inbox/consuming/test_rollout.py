@@ -4,10 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from examples.sealed.aes_gcm import AesGcm
 from inbox.consuming.rollout import Rollout
 from inbox.events import (
+    CodecMissing,
     DeliveryReturned,
+    HandlerFailed,
     HandlerMissing,
     MessageDeadLettered,
     MessageHandled,
@@ -17,6 +21,7 @@ from inbox.sources.memory import MemoryDelivery, MemorySource
 from inbox.subscriptions import subscribe
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
+from outbox.payload.payload_codec import encoded
 from outbox.postgres.connection import connect
 from pillarbox import Consumer, Message
 from tests.fixtures.consumers import consuming, numbered, running, sessions_by
@@ -36,6 +41,10 @@ TERMS: dict[str, dict[str, Any]] = {
 
 async def handle(session: Any, one_or_many: Any) -> None:
     """Handle anything."""
+
+
+async def refuse_to_hand_back(_: object, delay: timedelta) -> bool:
+    return False
 
 
 @pytest.mark.parametrize("kind", TERMS)
@@ -86,6 +95,37 @@ async def test_after_the_rollout_the_messages_of_the_topic_are_dead_lettered_at_
         assert "pillarbox unsubscribe CONSUMER TOPIC" in letter.reason
 
 
+@pytest.mark.parametrize("kind", TERMS)
+@pytest.mark.parametrize("can_hand_back", [True, False])
+async def test_an_encoded_message_waits_for_a_consumer_with_a_codec_and_is_not_given_up(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, can_hand_back: bool
+) -> None:
+    codec = AesGcm({"here": AESGCM.generate_key(256)})
+    secret = encoded(Message("orders", b"0", key="k"), codec)
+    plain = Message("orders", b"1", key="other")
+    source = MemorySource(secret, plain)
+    with monkeypatch.context() as patched:
+        if not can_hand_back:
+            patched.setattr(MemoryDelivery, "hand_back", refuse_to_hand_back)
+        async with consuming(
+            database_url, source, handle, TERMS[kind], rollout=timedelta(0)
+        ) as events:
+            (missing,) = await events.wait_for(CodecMissing)
+            if can_hand_back:
+                await events.wait_for(DeliveryReturned, 2)
+            (handled,) = await events.wait_for(MessageHandled)
+    assert "'aes-gcm'" in missing.reason
+    assert "codec=codec" in missing.reason
+    assert handled.id == plain.id
+    assert not events.of(HandlerFailed)
+    assert not events.of(MessageDeadLettered)
+    async with consuming(
+        database_url, source, handle, TERMS[kind], codec=codec
+    ) as events:
+        (handled,) = await events.wait_for(MessageHandled)
+    assert handled.id == secret.id
+
+
 async def test_messages_behind_it_in_its_key_stay_behind_it(database_url: str) -> None:
     first, second = Message("reports", b"0", key="k"), Message("orders", b"1", key="k")
     source = MemorySource(first, second)
@@ -115,10 +155,7 @@ async def test_a_flood_of_a_new_topic_does_not_stop_a_replica_without_its_handle
 async def test_what_can_not_be_handed_back_waits_here_and_is_no_dead_letter(
     database_url: str, monkeypatch: pytest.MonkeyPatch, rollout: float
 ) -> None:
-    async def refuse(_: object, delay: timedelta) -> bool:
-        return False
-
-    monkeypatch.setattr(MemoryDelivery, "hand_back", refuse)
+    monkeypatch.setattr(MemoryDelivery, "hand_back", refuse_to_hand_back)
     first, second = Message("reports", b"0", key="k"), Message("orders", b"1", key="k")
     other = Message("orders", b"2", key="other")
     source = MemorySource(first, second, other)

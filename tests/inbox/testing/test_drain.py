@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, sessionmaker
 
+from examples.sealed.aes_gcm import AesGcm
 from inbox.testing.drain import drain
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
@@ -307,3 +309,19 @@ async def test_sessions_that_would_roll_back_the_whole_test_are_refused(
             ConfigError, match='join_transaction_mode="create_savepoint"'
         ):
             await drain(Consumer(UNUSED, kinds, name="billing"), sessions=sessions)
+
+
+async def test_an_encoded_message_is_refused_for_a_consumer_without_a_codec(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    codec = AesGcm({"here": AESGCM.generate_key(256)})
+    async with sessions.begin() as session:
+        add(session, Message("orders", b""), codec=codec)
+    billing = consumer_of("billing")
+
+    @billing.handles("orders")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        """Handle anything."""
+
+    with pytest.raises(ConfigError, match=r"has no codec.*codec=codec"):
+        await drain(billing, sessions=sessions)

@@ -14,6 +14,7 @@ from outbox.cli.main import main
 from outbox.errors import UpkeepError
 from outbox.testing.postgres import PostgresServer
 from pillarbox import record_receipt, uuid7
+from tests.brokers.postgres.test_direct import check_histories
 from tests.fixtures.consumers import sessions_of
 from tests.fixtures.positions import count_holding
 from tests.fixtures.postgres import FEW_DAYS, Template, new_database
@@ -244,3 +245,11 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_was_behind(
     run_upkeep(url)
 
     assert not handle(url, event)
+
+
+@pytest.mark.parametrize("days", [1, -1], ids=["ahead", "behind"])
+async def test_a_consumer_judges_by_the_servers_clock_what_was_there_at_its_takeover(
+    url: str, clock: ServerClock, days: int
+) -> None:
+    clock.jump(days)
+    await check_histories(url)
