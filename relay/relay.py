@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
 
 import psycopg
@@ -230,7 +230,10 @@ class Relay(Process):
                     group.create_task(self._oversized.run()),
                 ]
                 workers = [group.create_task(it.run()) for it in self._workers()]
-                async with self._presence().recorded():
+                # A consumer records itself, in the database of its handlers.
+                is_relay = not isinstance(self._publisher, Handling)
+                presence = self._presence().recorded() if is_relay else nullcontext()
+                async with presence:
                     await self._stop.wait()
                     await self._drain(workers)
                 await end(upkeep)

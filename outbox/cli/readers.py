@@ -10,6 +10,8 @@ from outbox.administration.readers import (
     drop_reader,
     list_readers,
 )
+from outbox.brokers.options import identity_of
+from outbox.brokers.postgres import DIRECT
 from outbox.cli.command import (
     Database,
     Json,
@@ -32,14 +34,14 @@ Name: TypeAlias = Annotated[
 
 @command(app, "list")
 def _list(*, database: Database = None, json: Json = False) -> None:
-    """List the readers, with what each has still to publish."""
+    """List the readers, with what each has still to publish or to handle."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         readers = list_readers(connection)
     if json:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "to publish", "oldest", "topics", "broker"),
+        ("reader", "state", "waiting", "oldest", "topics", "broker"),
         [
             (
                 it.reader,
@@ -95,7 +97,7 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader, whose relays run with --reader NAME."""
+    """Add a reader: a consumer, or one whose relays run with --reader NAME."""
     url = None if discard else broker_url(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
@@ -104,6 +106,8 @@ def _add(
     write_line(
         f"{name} discards {', '.join(topics or ['*'])}"
         if discard
+        else f"{name} is added: start the consumer of this name"
+        if url is not None and identity_of(url) == DIRECT
         else f"{name} is added: start its relays with pillarbox relay --reader "
         f"{for_shell(name)}"
     )
@@ -122,5 +126,9 @@ def _drop(
     """Drop a reader for good; its messages no longer hold their days."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         dropped = drop_reader(connection, name, discard=discard)
-    left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
+    left = (
+        f"; {count_of(dropped)} not {dropped.settled_as} by it"
+        if dropped.messages
+        else ""
+    )
     write_line(f"{name} is dropped{left}")

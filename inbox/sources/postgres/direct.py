@@ -123,6 +123,8 @@ class DirectSource:
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
 
+    messaging_system = "outbox"
+
     def __init__(
         self,
         url: str,
