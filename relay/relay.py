@@ -123,7 +123,9 @@ class Relay(Process):
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
-        self._notify = Observers([self._outages, *logged(observers)]).notify
+        # A consumer logs what its source meets.
+        told = observers if isinstance(publisher, Handling) else logged(observers)
+        self._notify = Observers([self._outages, *told]).notify
         self._reader = RelayReader(reader, broker, publisher, self._notify)
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.

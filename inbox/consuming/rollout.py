@@ -52,11 +52,15 @@ class Rollout:
         return timedelta(seconds=min(wait, max(left, _LAST)))
 
 
-def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[str]:
+def warn_unhandled(
+    subscribed: Iterable[str],
+    topics: Collection[str],
+    remedy: str = "pillarbox unsubscribe CONSUMER TOPIC ends that",
+) -> list[str]:
     """Return a warning if a consumer is subscribed to more than its handlers take."""
     return [
         f"is subscribed to {shorten(topic)}, which no handler takes: unless a rolling "
-        "deploy goes on, pillarbox unsubscribe CONSUMER TOPIC ends that"
+        f"deploy goes on, {remedy}"
         for topic in subscribed
         if topic not in topics and not any(overlap(topic, each) for each in topics)
     ]

@@ -26,6 +26,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailab
 from outbox.events import Event
 from outbox.gather import end, start
 from outbox.postgres.connection import connect
+from outbox.postgres.days import PartitionsNotMade
 from outbox.url import without_password
 from relay.config import RelayConfig
 from relay.events import (
@@ -213,7 +214,11 @@ class DirectSource:
                 " topics never change: pillarbox readers add one with another name"
             )
         if record.topics is not None:
-            self._warnings = warn_unhandled(record.topics.patterns, self._topics)
+            self._warnings = warn_unhandled(
+                record.topics.patterns,
+                self._topics,
+                "pillarbox readers add one of another name for a consumer with fewer",
+            )
         if record.broker != DIRECT:
             raise ConfigError(
                 f"reader={self._reader.name}: its relays publish to {record.broker};"
@@ -301,6 +306,9 @@ class DirectSource:
                 self._refusal = f"its relays publish to {event.recorded}"
             case BrokerMatches():
                 self._refusal = None
+            case PartitionsNotMade():
+                warning = f"the outbox lacks days: {event.reason}; {event.remedy}"
+                self._warnings = list(dict.fromkeys([*self._warnings, warning]))
 
     def _away(self, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(f"{without_password(self._url)}: {reason}")
