@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
 
 import psycopg
@@ -126,7 +126,9 @@ class Relay(Process):
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
-        self._notify = Observers([self._outages, *logged(observers)]).notify
+        # A consumer logs what its source meets.
+        told = observers if isinstance(publisher, Handling) else logged(observers)
+        self._notify = Observers([self._outages, *told]).notify
         self._reader = RelayReader(reader, broker, publisher, self._notify)
         self._topics = topics
         self._switch_broker = switch_broker
@@ -234,7 +236,10 @@ class Relay(Process):
                     group.create_task(self._oversized.run()),
                 ]
                 workers = [group.create_task(it.run()) for it in self._workers()]
-                async with self._presence().recorded():
+                # A consumer records itself, in the database of its handlers.
+                is_relay = not isinstance(self._publisher, Handling)
+                presence = self._presence().recorded() if is_relay else nullcontext()
+                async with presence:
                     await self._stop.wait()
                     await self._drain(workers)
                 await end(upkeep)

@@ -460,10 +460,11 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
        CASE WHEN p.sees THEN p.settled_at
             WHEN NOT p.sees THEN outbox.covered_late_at(r.reader, m.lane, p.starts_at, p.number, m.seq, m.xid) END AS covered_at,
        r.reader,
-       CASE WHEN r.reader IS NULL THEN outbox.is_unrouted(m.topic, m.seq, m.xid, m.created_at) ELSE false END AS is_unrouted
+       CASE WHEN r.reader IS NULL THEN outbox.is_unrouted(m.topic, m.seq, m.xid, m.created_at) ELSE false END AS is_unrouted,
+       CASE WHEN r.broker = 'direct' THEN 'handled' ELSE 'published' END AS settled_as
   FROM outbox.message AS m
   LEFT JOIN LATERAL (
-       SELECT r.reader
+       SELECT r.reader, r.broker
          FROM outbox.reader AS r
         WHERE EXISTS (SELECT FROM outbox.subscription AS s
                        WHERE s.reader = r.reader
@@ -484,15 +485,17 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
 COMMENT ON VIEW outbox.covered_message IS 'messages without their content, with each reader that gets them (null: none) and the moment at which it settled its claim of them';
 COMMENT ON COLUMN outbox.covered_message.covered_at IS
     'null: not claimed and settled yet; else the message is published, unless outbox.deferral has an entry of its first run';
+COMMENT ON COLUMN outbox.covered_message.settled_as IS 'handled if the reader is a consumer, else published';
 
 CREATE VIEW outbox.message_status AS
 SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant,
        CASE WHEN m.reader IS NULL
             THEN CASE WHEN m.is_unrouted THEN 'unrouted' ELSE 'discarded' END
-            WHEN d.cause = 'settled' THEN d.outcome
+            WHEN d.cause = 'settled' AND d.outcome <> 'published' THEN d.outcome
+            WHEN d.cause = 'settled' THEN m.settled_as
             WHEN d.cause IN ('refused', 'postponed') THEN 'waiting'
             WHEN d.cause = 'blocked' THEN 'blocked'
-            WHEN d.cause IS NULL AND m.covered_at IS NOT NULL THEN 'published'
+            WHEN d.cause IS NULL AND m.covered_at IS NOT NULL THEN m.settled_as
             WHEN CASE WHEN d.cause IS NULL THEN m.available_at ELSE d.due_at END > now()
                  AND (d.cause IN ('scheduled', 'replayed')) IS NOT FALSE THEN 'scheduled'
             ELSE 'ready' END AS state,
@@ -522,12 +525,12 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
 COMMENT ON VIEW outbox.message_status IS
     'each message with what became of it at each reader that gets it, without its content; outbox.unsettled_message finds faster what is not settled';
 COMMENT ON COLUMN outbox.message_status.state IS
-    'ready; scheduled: not due yet; waiting: refused, to be tried again; blocked: its key waits; published; dead_lettered; unrouted: no reader gets its topic; discarded: none is to publish it';
-COMMENT ON COLUMN outbox.message_status.reader IS 'who is to publish it; null: nobody';
+    'ready; scheduled: not due yet; waiting: refused, to be tried again; blocked: its key waits; published; handled: its consumer has handled it, or has a dead letter of it; dead_lettered; unrouted: no reader gets its topic; discarded: none is to publish it';
+COMMENT ON COLUMN outbox.message_status.reader IS 'who is to publish or handle it; null: nobody';
 COMMENT ON COLUMN outbox.message_status.run IS '0: the first publication; n: the n-th replay';
 COMMENT ON COLUMN outbox.message_status.attempts IS 'how often the broker has refused it in this run; an unavailable broker does not count';
 COMMENT ON COLUMN outbox.message_status.available_at IS 'when it is due, or was scheduled for; null: at once, when its key is free, or settled';
-COMMENT ON COLUMN outbox.message_status.published_at IS 'when the broker''s first acknowledgement was recorded; a replay doesn''t change it';
+COMMENT ON COLUMN outbox.message_status.published_at IS 'when the first acknowledgement of the broker, or of the consumer, was recorded; a replay doesn''t change it';
 COMMENT ON COLUMN outbox.message_status.dead_lettered_at IS 'when it was dead-lettered; null: not in this run';
 COMMENT ON COLUMN outbox.message_status.last_error IS 'why the broker refused it last in this run';
 
@@ -715,14 +718,18 @@ SELECT m.id AS message_id, m.created_at AS message_at, m.created_at AS at, 'adde
        CAST(NULL AS text) AS reader
   FROM outbox.message AS m
  UNION ALL
-SELECT m.id, m.created_at, m.covered_at, 'published', 'outbox.position', m.created_at, 0, 0, NULL, NULL, NULL, m.reader
+SELECT m.id, m.created_at, m.covered_at, CASE m.settled_as WHEN 'handled' THEN 'acked' ELSE 'published' END, 'outbox.position', m.created_at,
+       0, 0, NULL, NULL, NULL, m.reader
   FROM outbox.covered_message AS m
  WHERE m.covered_at IS NOT NULL
    -- Otherwise the log has what became of it.
    AND (SELECT true FROM outbox.deferral AS e
          WHERE e.id = m.id AND e.created_at = m.created_at AND e.run = 0 AND (e.reader = m.reader) IS TRUE LIMIT 1) IS NULL
  UNION ALL
-SELECT e.id, e.created_at, e.deferred_at, CASE WHEN e.cause = 'settled' THEN e.outcome ELSE e.cause END, 'outbox.deferral', e.created_at,
+SELECT e.id, e.created_at, e.deferred_at,
+       CASE WHEN e.cause <> 'settled' THEN e.cause
+            WHEN e.outcome = 'published' AND (SELECT r.broker FROM outbox.reader AS r WHERE r.reader = e.reader) = 'direct' THEN 'acked'
+            ELSE e.outcome END, 'outbox.deferral', e.created_at,
        e.run, e.attempts, e.due_at, e.requested_by, e.reason, e.reader
   FROM outbox.deferral AS e
  UNION ALL
@@ -741,7 +748,7 @@ COMMENT ON VIEW outbox.message_life IS 'what happened to each message, one row f
 COMMENT ON COLUMN outbox.message_life.message_at IS 'when the message was added; null: the source doesn''t record it';
 COMMENT ON COLUMN outbox.message_life.at IS 'when it was recorded';
 COMMENT ON COLUMN outbox.message_life.step IS
-    'added; scheduled, refused, postponed, blocked, aside, unknown, found, replayed, published, dead_lettered as in outbox.deferral; dead_letter, retry_failed, retry_succeeded, discarded';
+    'added; scheduled, refused, postponed, blocked, aside, unknown, open, found, replayed, published, dead_lettered as in outbox.deferral; acked: handled by a consumer; dead_letter, retry_failed, retry_succeeded, discarded';
 COMMENT ON COLUMN outbox.message_life.source IS 'the table that records it';
 COMMENT ON COLUMN outbox.message_life.partition_at IS 'the moment by which that table, or outbox.message, is partitioned';
 COMMENT ON COLUMN outbox.message_life.due_at IS 'when the writer, the log or the schedule of retries wants the next step';

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.brokers.options import identity_of
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
 from outbox.observability.measures.reading import limit
 from outbox.postgres.sql_files import load
@@ -37,7 +37,7 @@ class Reader:
         topics: topics, and prefixes followed by `*`.
         discards: whether its messages are not to be published.
         dropped_at: when it was dropped; None if it wasn't.
-        messages: how many messages it has still to publish, up to `MOST_COUNTED`.
+        messages: how many messages it has not settled, up to `MOST_COUNTED`.
         oldest: when the oldest of them was created, whose day is kept for it.
     """
 
@@ -50,6 +50,16 @@ class Reader:
     dropped_at: datetime | None
     messages: int
     oldest: datetime | None
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether a consumer reads it, and no relay."""
+        return self.broker == DIRECT
+
+    @property
+    def settled_as(self) -> str:
+        """What becomes of its messages, as in outbox.message_status."""
+        return "handled" if self.is_consumer else "published"
 
 
 def list_readers(
@@ -145,15 +155,16 @@ def drop_reader(
             )
         if known.messages and not discard:
             raise ConfigError(
-                f"reader={name}: has not published {count_of(known)}, the oldest of"
-                f" {known.oldest:%F %R%z}; wait for its relays, or give --discard"
+                f"reader={name}: has not {known.settled_as} {count_of(known)}, the"
+                f" oldest of {known.oldest:%F %R%z}; wait for its"
+                f" {'consumer' if known.is_consumer else 'relays'}, or give --discard"
             )
         connection.execute(load("outbox", "drop_reader"), {"reader": name})
     return known
 
 
 def count_of(reader: Reader) -> str:
-    """Return how many messages a reader has still to publish, in words."""
+    """Return how many messages a reader has not settled, in words."""
     if reader.messages >= MOST_COUNTED:
         return f"{MOST_COUNTED} messages or more"
     return f"{reader.messages} message{'s' if reader.messages != 1 else ''}"

@@ -34,14 +34,14 @@ Name: TypeAlias = Annotated[
 
 @command(app, "list")
 def _list(*, database: Database = None, json: Json = False) -> None:
-    """List the readers, with what each has still to publish."""
+    """List the readers, with what each has still to publish or to handle."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         readers = list_readers(connection)
     if json:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "to publish", "oldest", "topics", "broker", "role"),
+        ("reader", "state", "waiting", "oldest", "topics", "broker", "role"),
         [
             (
                 it.reader,
@@ -106,7 +106,7 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader, whose relays run with --reader NAME, or topics to a reader."""
+    """Add a reader: a consumer, or one for relays; or add topics to a reader."""
     url = None if discard else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
@@ -137,5 +137,9 @@ def _drop(
     """Drop a reader; its messages no longer hold their days."""
     with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
-    left = f"; {count_of(dropped)} not published by it" if dropped.messages else ""
+    left = (
+        f"; {count_of(dropped)} not {dropped.settled_as} by it"
+        if dropped.messages
+        else ""
+    )
     write_line(f"{name} is dropped{left}")

@@ -211,7 +211,8 @@ def _state(life: Life) -> str:
     if life.state is None:
         return "not found in any outbox"
     text = life.state.replace("_", " ")
-    if life.state is State.PUBLISHED and life.added_at and life.published_at:
+    is_done = life.state in (State.PUBLISHED, State.HANDLED)
+    if is_done and life.added_at and life.published_at:
         text += f" after {brief_duration(life.published_at - life.added_at)}"
     if life.replays:
         text += f", replayed {count(life.replays, 'time')}"

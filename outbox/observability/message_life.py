@@ -46,7 +46,7 @@ _TABLES: Final = (
 _WORDS: Final = {
     "aside": "set aside: too large for its batch",
     "unknown": "published, outcome unknown",
-    "open": "delivered again: nobody had finished it",
+    "open": "being handled: later ones were acked",
     "delivered": "in its queue",
 }
 # Forces index scans for the rows of one message, whatever a new day's statistics say.
@@ -75,6 +75,7 @@ class State(StrEnum):
     WAITING = "waiting"
     BLOCKED = "blocked"
     PUBLISHED = "published"
+    HANDLED = "handled"
     DEAD_LETTERED = "dead_lettered"
     UNROUTED = "unrouted"
     DISCARDED = "discarded"
@@ -120,7 +121,8 @@ class LifeStep:
             handler's transaction began.
         what: as in the views `outbox.message_life` and `inbox.message_life`.
         source: the table that records it.
-        consumer: the consumer whose step it is; None for a step of the outbox.
+        consumer: the consumer whose step it is; None for a step of the outbox, unless a
+            consumer reads it.
         run: 0 for the first publication, n for the n-th replay.
         attempts: how often the message had failed, or had been started.
         due_at: when the next step is due, or a lease ends.
@@ -153,10 +155,11 @@ class Life:
             none if its day was dropped or it was added elsewhere.
         steps: what happened to it, in chronological order.
         state: its state in the outbox; None if no outbox that was read contains it.
-        published_at: when its first publication was recorded; a replay doesn't change
-            it.
+        published_at: when it was first recorded as published, or as handled by a
+            consumer that reads the outbox.
         replays: how often it was replayed.
-        waits: why it isn't published yet, in a sentence; None if it doesn't wait.
+        waits: why it isn't published or handled yet, in a sentence; None if it doesn't
+            wait.
         caused: the messages that its handlers added.
     """
 
@@ -450,14 +453,15 @@ def _why(
     """Say why a message isn't published yet; None if it is settled."""
     due = write_moment(status["available_at"])
     match status["state"]:
-        case State.PUBLISHED | State.DEAD_LETTERED | State.DISCARDED:
+        case State.PUBLISHED | State.HANDLED | State.DEAD_LETTERED | State.DISCARDED:
             return None
         case State.SCHEDULED:
             return f"scheduled for {due} UTC"
         case State.WAITING:
             reason = status["last_error"] or "no reason is known"
+            verb = "failed" if status["is_consumer"] else "refused"
             times = many(status["attempts"], "time")
-            return f"refused {times}, next attempt at {due} UTC: {reason}"
+            return f"{verb} {times}, next attempt at {due} UTC: {reason}"
         case State.BLOCKED:
             values = {
                 "reader": status["reader"],
@@ -474,6 +478,8 @@ def _why(
             return "its key is no longer blocked: it is next"
         case State.UNROUTED:
             return "no reader gets its topic; pillarbox readers add lets one get it"
+    if status["is_consumer"]:
+        return f"due now, and not handled yet by {status['reader']}"
     relays = len(list_processes(connection, "outbox"))
     if not relays:
         return "due now, and no relay is running"
@@ -482,6 +488,8 @@ def _why(
 
 _FINAL: Final = {
     "delivered": 0,
+    "scheduled": 0,
+    "postponed": 0,
     "refused": 0,
     "blocked": 0,
     "open": 0,
@@ -538,8 +546,15 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
                 f"{table}{where} {begins}, after this message; what was before was"
                 " dropped, or never was"
             )
-    handled = any(it.consumer is not None for it in life.steps)
-    if life.published_at is not None and not handled:
+    is_shown = any(
+        it.consumer is not None and it.source.startswith("inbox.") for it in life.steps
+    )
+    if life.state is State.HANDLED and not is_shown:
+        texts.append(
+            "whether its handler succeeded: its receipt or dead letter is in the"
+            " handlers' database, which was not given"
+        )
+    elif life.published_at is not None and not is_shown:
         texts.append(
             "what the broker did with it: only the postgres broker's deliveries, and "
             "consumers whose database was given, leave anything here"

@@ -1,9 +1,10 @@
--- Does:  Count the messages that no position covers, by priority, topic and tenant, up to a number of each lane.
+-- Does:  Count the messages that relays have not settled, and no position covers, by priority, topic and tenant, up to a number of each lane.
 -- Takes: lanes, since (where a partition begins), most (of each lane)
 -- Gives: priority, topic, tenant, messages, ready, scheduled, oldest (when the oldest one that is due became due), and in one row, else 0: more (lanes that have more messages), estimated (how many there are)
 -- Index: message_lane_idx above the positions, message_xid_idx
 WITH last AS MATERIALIZED (
     SELECT p.* FROM outbox.last_positions(%(since)s) AS p WHERE p.lane = ANY (%(lanes)s::smallint[])
+       AND p.reader <> ALL (ARRAY(SELECT r.reader FROM outbox.reader AS r WHERE r.broker = 'direct'))
 ), uncovered AS MATERIALIZED (
     SELECT m.lane, m.seq, m.topic, m.tenant, m.available_at IS NULL OR m.available_at <= now() AS is_due,
            greatest(m.created_at, m.available_at) AS due_at, false AS is_late
@@ -31,6 +32,7 @@ WITH last AS MATERIALIZED (
            greatest(m.created_at, m.available_at), true
       FROM outbox.late_messages(%(since)s, 48 * %(most)s) AS m
      WHERE m.lane = ANY (%(lanes)s::smallint[])
+       AND m.reader <> ALL (ARRAY(SELECT r.reader FROM outbox.reader AS r WHERE r.broker = 'direct'))
 ), sampled AS (
     SELECT u.lane, count(*) AS messages, min(u.seq) AS first_seq, max(u.seq) AS last_seq FROM uncovered AS u WHERE NOT u.is_late GROUP BY u.lane
 ), late AS (

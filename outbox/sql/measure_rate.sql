@@ -1,4 +1,4 @@
--- Does:  Measure from the latest positions and log entries how many messages were settled, and how long after they were added.
+-- Does:  Measure from the latest positions and log entries how many messages relays settled, and how long after they were added.
 -- Takes: window (an interval), since (where a partition begins; older messages are left out), most (positions, and entries, of each lane)
 -- Gives: published and dead_lettered (a second; null: none in the window), median, slow (the 95th percentile), each null if unknown
 -- Index: position_seq_idx, message_lane_idx and deferral_pkey, the latest of each lane
@@ -7,6 +7,7 @@ WITH leased AS MATERIALIZED (
       FROM outbox.subscription AS s
      CROSS JOIN generate_series(0, 47) AS l (lane)
      WHERE s.ended_at IS NULL AND NOT s.is_discarded
+       AND s.reader <> ALL (ARRAY(SELECT r.reader FROM outbox.reader AS r WHERE r.broker = 'direct'))
        AND EXISTS (SELECT FROM outbox.message AS m WHERE m.lane = l.lane AND m.created_at >= %(since)s ORDER BY m.seq OFFSET 0)
 ), settlement AS MATERIALIZED (
     SELECT l.lane, l.reader, s.*

@@ -27,6 +27,7 @@ from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
 from outbox.postgres.connection import connect
+from outbox.postgres.days import PartitionsNotMade
 from outbox.url import without_password
 from relay.config import RelayConfig
 from relay.events import (
@@ -127,6 +128,8 @@ class DirectSource:
         poll_interval: the maximum wait unless woken.
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
+
+    messaging_system = "outbox"
 
     def __init__(
         self,
@@ -292,6 +295,9 @@ class DirectSource:
                 self._refusal = f"its relays publish to {event.recorded}"
             case BrokerMatches():
                 self._refusal = None
+            case PartitionsNotMade():
+                warning = f"the outbox lacks days: {event.reason}; {event.remedy}"
+                self._warnings = list(dict.fromkeys([*self._warnings, warning]))
 
     def _away(self, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(f"{without_password(self._url)}: {reason}")

@@ -23,10 +23,11 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
             continue
         oldest = f"its oldest delivery has waited for {write_duration(waited)}"
         if consumer.replicas == 0:
+            end = "readers drop {}" if consumer.is_reader else "unsubscribe {} TOPIC"
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
                 "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
-                f" pillarbox unsubscribe {for_shell(consumer.name)} TOPIC",
+                f" pillarbox {end.format(for_shell(consumer.name))}",
             )
         elif waited > _LATE:
             yield warning(

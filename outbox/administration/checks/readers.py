@@ -21,12 +21,16 @@ def check_readers(
         if reader.dropped_at is not None or reader.discards:
             continue
         if reader.oldest is not None and datetime.now(UTC) - reader.oldest > _BEHIND:
+            start = (
+                "pillarbox consume MODULE:NAME"
+                if reader.is_consumer
+                else f"pillarbox relay --reader {for_shell(reader.reader)}"
+            )
             yield warning(
-                f"reader {reader.reader} has not published {count_of(reader)},"
-                f" the oldest of {reader.oldest:%F %R%z}: the days from then on are"
-                " kept",
-                f"pillarbox relay --reader {for_shell(reader.reader)}"
-                "  # or, if it is not needed any more, pillarbox readers drop",
+                f"reader {reader.reader} has not {reader.settled_as}"
+                f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}: the days"
+                " from then on are kept",
+                f"{start}  # or, if it is not needed any more, pillarbox readers drop",
             )
     for messages, topics in connection.execute(load("outbox", "find_unrouted")):
         if messages:

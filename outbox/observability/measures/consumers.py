@@ -9,7 +9,7 @@ from outbox.administration.checks.locks import read_consumers as list_consumers
 from outbox.observability.measures.backlog import Backlog, Rate, Tally
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
-from outbox.postgres.advisory_lock import Lock, consumer_class
+from outbox.postgres.advisory_lock import Lock, consumer_class, reader_class
 from outbox.postgres.sql_files import load
 
 
@@ -18,10 +18,11 @@ class ConsumerStatus:
     """A consumer that has subscribed, has recently handled messages, or is running.
 
     Attributes:
-        is_subscribed: whether it has subscribed to topics of the postgres broker. Only
-            for that broker does the database show what waits.
+        is_subscribed: whether it has subscribed to topics of the postgres broker, or
+            reads the outbox. Only for these does the database show what waits.
+        is_reader: whether it reads the outbox.
         replicas: how many are running; None if it runs in no process of its own, or
-            records itself in another database. A consumer of the postgres broker, and
+            records itself in another database. A consumer that is subscribed, and
             each named queue of one, holds a lock in this database while it runs.
         lag: its deliveries that are not acked; None if it uses another broker.
         rate: how fast it handled the messages that were added within the window.
@@ -29,6 +30,7 @@ class ConsumerStatus:
 
     name: str
     is_subscribed: bool
+    is_reader: bool = False
     replicas: int | None
     lag: Backlog | None
     rate: Rate | None
@@ -46,7 +48,9 @@ def read_consumers(
     Args:
         running: the consumers that run; None if that is unknown.
     """
-    subscribed = list_consumers(reading.connection)
+    rows = reading.rows(load("outbox", "list_reading_consumers"))
+    readers = [row["consumer"] for row in rows]
+    subscribed = {*list_consumers(reading.connection), *readers}
     rates = {
         row["consumer"]: Rate(
             window=reading.scope.window,
@@ -63,13 +67,14 @@ def read_consumers(
         )
     }
     # Planning the count takes a fifth of a new session's total time.
-    lags = _read_lags(reading) if subscribed else {}
+    lags = _read_lags(reading, readers) if subscribed else {}
     recorded = Counter(it.name for it in running or ())
-    replicas = recorded | _count_members(reading, {*subscribed, *lags})
+    replicas = recorded | _count_members(reading, {*subscribed, *lags}, readers)
     return tuple(
         ConsumerStatus(
             name=name,
             is_subscribed=is_subscribed,
+            is_reader=name in readers,
             replicas=replicas[name] if is_subscribed or name in recorded else None,
             lag=lags.get(name, Backlog()) if is_subscribed else None,
             rate=rates.get(name),
@@ -79,18 +84,23 @@ def read_consumers(
     )
 
 
-def _count_members(reading: Reading, names: Collection[str]) -> Counter[str]:
+def _count_members(
+    reading: Reading, names: Collection[str], readers: Collection[str]
+) -> Counter[str]:
     rows = reading.rows(load("outbox", "count_members"), member=int(Lock.MEMBER))
     members = {row["class"]: row["members"] for row in rows}
-    return Counter(
-        {name: members.get(consumer_class(name) & _UNSIGNED, 0) for name in names}
-    )
+    classes = {n: (reader_class if n in readers else consumer_class)(n) for n in names}
+    return Counter({n: members.get(it & _UNSIGNED, 0) for n, it in classes.items()})
 
 
-def _read_lags(reading: Reading) -> dict[str, Backlog]:
+def _read_lags(reading: Reading, readers: Sequence[str]) -> dict[str, Backlog]:
     tallies: dict[str, Tally] = defaultdict(lambda: Tally("topic"))
-    statement = load("outbox", "count_deliveries")
-    for row in reading.rows(statement, most=reading.scope.per_lane):
+    most = reading.scope.per_lane
+    rows = reading.rows(load("outbox", "count_deliveries"), most=most)
+    if readers:
+        statement = load("outbox", "count_unhandled")
+        rows += reading.rows(statement, consumers=readers, most=most)
+    for row in rows:
         tallies[row.pop("consumer")].add(row)
     lags = {consumer: tally.sum(reading.at) for consumer, tally in tallies.items()}
     return {

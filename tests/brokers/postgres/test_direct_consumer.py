@@ -1,13 +1,17 @@
 """A consumer that reads the outbox gives up, and is shown, as over a broker."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from examples.sealed.aes_gcm import AesGcm
@@ -15,18 +19,32 @@ from inbox.errors import DeadLetter
 from inbox.events import (
     CodecMissing,
     DeliveryReturned,
+    HandlerFailed,
+    MessageCancelled,
     MessageDeadLettered,
     MessageHandled,
 )
 from inbox.sources.postgres.direct import DirectSource
 from outbox.cli.main import main
+from outbox.lane import Priority, lane_of
+from outbox.message_id import uuid7
 from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message, add
+from pillarbox import AsyncJob, Consumer, Message, add
+from relay.lanes import window_lane
 from tests.brokers.postgres.test_direct import add_direct, direct
-from tests.fixtures.consumers import QUICK, consuming, sessions_of
+from tests.fixtures.consumers import (
+    NEVER,
+    QUICK,
+    async_sessions_of,
+    consuming,
+    running,
+    sessions_of,
+)
 from tests.fixtures.dead_letters import retry, states
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
+from tests.fixtures.web import browsing
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,6 +64,13 @@ def handle(session: Session, message: Message) -> None:
     """Handle anything."""
 
 
+def key_beside(key: str) -> str:
+    """Return another key of the same lane."""
+    lane = lane_of(key, uuid7(), Priority.DEFAULT)
+    others = (f"beside {n}" for n in count())
+    return next(it for it in others if lane_of(it, uuid7(), Priority.DEFAULT) == lane)
+
+
 def refuse(session: Session, message: Message) -> None:
     raise DeadLetter("not for us")
 
@@ -62,7 +87,8 @@ async def reading(
         topics=["*"],
         poll_interval=timedelta(milliseconds=100),
     )
-    async with consuming(url, source, handler, retry=QUICK, **settings) as events:
+    settings = {"retry": QUICK, **settings}
+    async with consuming(url, source, handler, **settings) as events:
         yield events
 
 
@@ -81,6 +107,10 @@ def insert_row(url: str, odd: Mapping[str, str]) -> None:
         f"INSERT INTO outbox.message ({', '.join(row)})"
         f" VALUES ({', '.join(row.values())})",
     )
+
+
+async def wait_for_row(url: str, query: str, *values: object) -> None:
+    await asyncio.to_thread(wait_for, query, lambda: execute(url, query, values))
 
 
 @pytest.mark.parametrize(("odd", "known_by"), HOSTILE.values(), ids=HOSTILE)
@@ -162,7 +192,7 @@ async def test_every_message_that_is_given_up_is_a_dead_letter_of_the_consumer(
         consumer = Consumer(direct(database_url), sessions, name="billing")
         consumer.handles("*")(handle)
         tally = await retry(consumer.retrier())
-    assert tally == {"succeeded": 2}
+    assert tally["succeeded"] == 2
     async with reading(database_url, handle) as events:
         insert(database_url, Message("next", b""))
         await events.wait_for(MessageHandled)
@@ -211,3 +241,133 @@ async def test_an_encoded_message_waits_in_the_outbox_for_a_consumer_with_a_code
         await events.wait_for(MessageHandled)
     assert seen == [b"2", b"1"]
     assert execute(database_url, "SELECT count(*) FROM inbox.dead_letter") == [(0,)]
+
+
+async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*argv: str) -> str:
+        main([*argv, "--database", database_url])
+        return "".join(capsys.readouterr())
+
+    def handle(session: Session, message: Message) -> None:
+        if message.topic == "fails":
+            raise LookupError("no such order")
+
+    run("readers", "drop", "main")
+    handled, failed = Message("orders", b"", key="a"), Message("fails", b"", key="b")
+    behind = Message("orders", b"", key="b")
+    said: dict[str, str] = {}
+    async with reading(database_url, handle, retry=NEVER) as events:
+        insert(database_url, handled, failed, behind)
+        await events.wait_for(MessageHandled)
+        await events.wait_for(HandlerFailed)
+        await wait_for_row(
+            database_url,
+            "SELECT 1 FROM outbox.message_status WHERE id = %s AND state = 'handled'",
+            handled.id,
+        )
+        await wait_for_row(
+            database_url, "SELECT 1 FROM inbox.process WHERE blocked_keys = 1"
+        )
+        for command in ("status", "blocked", "doctor", "readers list"):
+            said[command] = await asyncio.to_thread(run, *command.split())
+        status = json.loads(await asyncio.to_thread(run, "status", "--json"))
+        said["trace"] = await asyncio.to_thread(run, "trace", str(handled.id))
+        said["its key"] = await asyncio.to_thread(run, "trace", str(behind.id))
+    said["stopped"] = run("trace", str(failed.id))
+    insert_row(database_url, {"created_at": "now() - interval '26 hours'"})
+    said["left"] = run("doctor")
+    said["drop"] = run("readers", "drop", "billing")
+
+    assert (status["processes"]["relays"], status["outbox"]["messages"]) == ([], 0)
+    (consumer,) = status["consumers"]
+    assert (consumer["replicas"], consumer["lag"]["messages"]) == (1, 2)
+    assert "billing" in said["blocked"]
+    assert "handled after" in said["trace"]
+    assert "due now, and not handled yet by billing" in said["its key"]
+    assert "failed 1 time, next attempt" in said["stopped"]
+    assert "reader billing has not handled 3 messages" in said["left"]
+    assert "the consumer billing is not running, and its oldest" in said["left"]
+    assert "has not handled 3 messages" in said["drop"]
+    for name, text in said.items():
+        assert "pillarbox relay" not in text, name
+        assert "published by" not in text, name
+        assert "from direct" not in text, name
+        assert "check direct" not in text, name
+    assert "published" not in said["trace"] + said["its key"] + said["stopped"]
+
+
+async def test_jobs_batches_and_cancellation_work_as_over_a_broker(
+    database_url: str,
+) -> None:
+    assert main(["readers", "drop", "main", "--database", database_url]) == 0
+    add_direct(database_url, "billing")
+    batches: list[int] = []
+    begun = asyncio.Event()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(direct(database_url), sessions, name="billing", retry=QUICK)
+
+        @consumer.handles_batch("many", max_size=5)
+        async def tally(session: AsyncSession, messages: Sequence[Message]) -> None:
+            batches.append(len(messages))
+
+        @consumer.job("long", lease=timedelta(seconds=10))
+        async def render(job: AsyncJob, message: Message) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        long = Message("long", b"", key="k")
+        insert(database_url, long, *(Message("many", b"") for _ in range(5)))
+        async with running(consumer) as events, asyncio.timeout(60):
+            await begun.wait()
+            await events.wait_for(MessageHandled, 5)
+            said = await asyncio.to_thread(
+                main, ["cancel", str(long.id), "--database", database_url]
+            )
+            await events.wait_for(MessageCancelled)
+            insert(database_url, Message("many", b"", key="k"))
+            await events.wait_for(MessageHandled, 6)
+    assert said == 0
+    assert sum(batches) == 6
+    assert execute(database_url, UNSETTLED) == [(0,)]
+    with browsing(database_url) as browser:
+        pages = [browser.get(path) for path in ("/", f"/message?id={long.id}")]
+        pages.append(browser.get("/messages?state=handled"))
+    assert "billing" in pages[0]
+    assert "job cancelled" in pages[1]
+    assert "handled" in pages[1]
+    assert "published" not in pages[1]
+    assert "handled by billing" in pages[2]
+
+
+async def test_a_message_whose_handler_runs_for_long_is_shown_as_being_handled(
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(window_lane, "OPEN_AFTER", 0.0)
+    add_direct(database_url, "billing")
+    end = asyncio.Event()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if message.key == "slow":
+            await end.wait()
+
+    slow = Message("t", b"", key="slow")
+    same_lane = Message("t", b"", key=key_beside("slow"))
+    async with reading(database_url, handle) as events:
+        insert(database_url, slow, same_lane)
+        await events.wait_for(MessageHandled)
+        await wait_for_row(
+            database_url, "SELECT 1 FROM outbox.deferral WHERE cause = 'open'"
+        )
+        argv = ["trace", str(slow.id), "--database", database_url]
+        assert await asyncio.to_thread(main, argv) == 0
+        end.set()
+        await events.wait_for(MessageHandled, 2)
+    assert "being handled" in capsys.readouterr().out
+    assert main(argv) == 0
+    after = capsys.readouterr().out
+    assert "acked" in after
+    assert "published" not in after
