@@ -757,7 +757,8 @@ def _freeze(running: Running, scanned: frozenset[int] = frozenset()) -> Process:
         tuple(_hand(running, cast("HeldMessage", it)) for it in line),
         tuple(_hand(running, it) for it in running.received),
         lane in running.worker._kept,
-        scanned,
+        # What was found is forgotten with the lane's keys.
+        frozenset() if window is None else scanned,
     )
 
 
