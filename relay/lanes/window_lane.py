@@ -311,6 +311,12 @@ class WindowLane(Lane):
         """
         assert self.window is not None
         withheld = [*withheld]
+        for row in (*rows, *(row for row, _ in withheld)):
+            known = self.held.get(row.identity)
+            if known and row.waiting is not None and known.row.waiting is None:
+                # Another process has given it an entry, and settled first.
+                self.doubt()
+                return []
         if extent is not None:
             new = [row for row in rows if row.waiting is None]
             new += [row for row, _ in withheld if row.waiting is None]

@@ -46,7 +46,7 @@ from tests.models.explore import BrokenPromiseError
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DAY: Final = Day(NOW.replace(hour=0), NOW.replace(day=2, hour=0))
 _RETRY: Final = RetryPolicy(max_attempts=100)
-_BLOCKING: Final = {"refused", "blocked", "unknown"}
+_BLOCKING: Final = {"refused", "blocked", "unknown", "open"}
 
 
 class Entry(NamedTuple):
@@ -621,13 +621,13 @@ def _log(database: Database, entries: Sequence[tuple[int, str]]) -> Database:
 
 def _key(database: Database, seq: int) -> str | None:
     key = database.rows[seq - 1]
-    return None if key in "-O" else key
+    return None if key in "-+O" else key.lower()
 
 
 def _is_due(entry: Entry) -> bool | None:
     if entry.cause == "blocked":
         return None
-    return entry.is_due or entry.cause in {"unknown", "aside"}
+    return entry.is_due or entry.cause in {"unknown", "aside", "open"}
 
 
 def _waiting(database: Database, entry: Entry) -> WaitingMessage:
@@ -660,7 +660,9 @@ def _read_log(database: Database, above: int, up_to: int) -> Iterator[LogOfKey]:
     portion = [e for e in database.entries if above < e.number <= up_to]
     last = {entry.seq: entry for entry in portion}
     last |= {entry.seq: entry for entry in portion if entry.cause == "settled"}
-    for key in sorted(set(database.rows) - {"-", "O"}):
+    # A scheduled message waits for its time.
+    last = {seq: entry for seq, entry in last.items() if entry.cause != "scheduled"}
+    for key in sorted({_key(database, seq) for seq in last} - {None}, key=str):
         of_key = [e for seq, e in last.items() if _key(database, seq) == key]
         waits = [entry for entry in of_key if entry.cause != "settled"]
         if waits or (of_key and above >= 0):
