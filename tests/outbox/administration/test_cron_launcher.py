@@ -10,6 +10,7 @@ import pytest
 
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.passwords import PASSWORD, set_password
 from tests.fixtures.postgres import NEVER, migrate
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -84,6 +85,9 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[PostgresServer]]:
 
 def prepare(url: str) -> None:
     migrate(url)
+    # Without workers, the launcher connects as this role, and asks the environment.
+    for password in PASSWORD.values():
+        set_password(url, "pillarbox_detacher", password)
     execute(url, f"UPDATE cron.job SET schedule = '{NEVER}'")
     old_partition(url)
     add_old(url, outcome="published")
