@@ -31,6 +31,7 @@ QUESTIONS = (
     "settling",
     "takeover",
     "topic_readers",
+    "slow_handlers",
     *BROKERS,
     "faststream",
     "aio_pika",

@@ -32,7 +32,7 @@ from benchmarks.status import holding_lanes, reading
 from inbox.sources.postgres.direct import DirectSource
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.doctor import OF_PROCESSES, examine_quickly, find_quickly
-from outbox.brokers.postgres import DIRECT
+from outbox.brokers.options import DIRECT
 from outbox.observability.database_measure import RELAY
 from outbox.observability.overview import read_overview
 

@@ -2,7 +2,7 @@
 -- revoked first, in the same transaction. The doctor reports what is lost of what this grants.
 
 EXECUTE EACH
-SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
+SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {reader}, {operator}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
   FROM outbox.promise p JOIN pg_class c ON c.oid::regclass::text = p.relation
  WHERE p.fact LIKE 'right of %'
  UNION ALL
@@ -11,11 +11,11 @@ SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', f.oid::regprocedure) FROM 
  WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.prorettype <> 'trigger'::regtype
    AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u');
 
-GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer}, {monitor};
+GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {reader}, {operator}, {consumer}, {maintainer}, {monitor};
 -- The detacher already has this as a member of the owner. Granted to the role itself, it keeps the
 -- role from being dropped while this database needs it.
 GRANT USAGE ON SCHEMA outbox TO {detacher};
-GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
+GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {reader}, {maintainer}, {monitor};
 
 -- The application adds messages.
 GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
@@ -36,19 +36,20 @@ GRANT SELECT
     ON outbox.message, outbox.base, outbox.process, outbox.readable_dead_letter, inbox.subscription,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
     TO {relay};
-GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
-GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
+GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {reader}, {monitor};
+GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay}, {reader};
 -- Who could choose the time could choose a number that leaves no higher one.
 GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
     ON outbox.position
-    TO {relay};
+    TO {relay}, {reader};
 -- Who could choose an entry's number could leave no higher one.
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
-    TO {relay};
-GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay};
-GRANT SELECT, INSERT (reader, broker, broker_since), UPDATE (broker, broker_since) ON outbox.reader TO {relay};
-GRANT SELECT, INSERT (reader, topic, is_discarded, since, since_seq), UPDATE (ended_at) ON outbox.subscription TO {relay};
+    TO {relay}, {reader};
+GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay}, {reader};
+GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
+GRANT SELECT ON outbox.subscription TO {relay};
+GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
 -- For the postgres publisher.
 GRANT USAGE ON SEQUENCE inbox.message_seq TO {relay};
 GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type, headers,
@@ -56,7 +57,22 @@ GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type
     ON inbox.message
     TO {relay};
 
--- The consumer, by the same rule. It sees which numbers were drawn when.
+-- A consumer that reads the outbox itself: a trigger lets it store only what belongs to its own readers.
+GRANT SELECT
+    ON outbox.message, outbox.base, outbox.process, outbox.reader, outbox.subscription,
+       outbox.message_status, outbox.deferred_message, outbox.unsettled_message
+    TO {reader};
+GRANT SELECT,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+              headers, payload, error_reason, retry_after)
+    ON outbox.dead_letter
+    TO {reader};
+
+-- The operator, a member of the relay's role, also says which role may run a reader, and drops readers.
+GRANT UPDATE (role) ON outbox.reader TO {operator};
+GRANT UPDATE (ended_at) ON outbox.subscription TO {operator};
+
+-- The consumer, by the same rule as the relay. It sees which numbers were drawn when.
 GRANT SELECT
     ON inbox.message, inbox.base, inbox.process, inbox.readable_dead_letter, inbox.job_status,
        inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
@@ -112,13 +128,13 @@ GRANT EXECUTE
     ON FUNCTION
         outbox.upkeep_plan(text),
         outbox.is_followed(text, timestamptz, timestamptz)
-    TO {maintainer}, {monitor}, {relay}, {consumer};
-GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {consumer};
+    TO {maintainer}, {monitor}, {relay}, {reader}, {consumer};
+GRANT EXECUTE ON FUNCTION outbox.make_days() TO {relay}, {reader}, {consumer};
 GRANT SELECT ON outbox.partition_policy TO {application};
 GRANT SELECT
     ON outbox.partition_policy, outbox.partition_health, outbox.upkeep, outbox.upkeep_failure,
        outbox.retiring_partition
-    TO {maintainer}, {monitor}, {relay}, {consumer};
+    TO {maintainer}, {monitor}, {relay}, {reader}, {consumer};
 GRANT SELECT ON outbox.dropped_partition, outbox.kept_partition TO {maintainer}, {monitor};
 
 -- The monitor reads everything but payloads, stack traces and headers, of which it sees only those that

@@ -15,7 +15,7 @@ BEGIN
     EXCEPTION WHEN insufficient_privilege THEN
         v_has_cron := true;
     END;
-    FOREACH v_role IN ARRAY ARRAY[{web_name}, {monitor_name}, {consumer_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
+    FOREACH v_role IN ARRAY ARRAY[{web_name}, {monitor_name}, {consumer_name}, {operator_name}, {reader_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
         BEGIN
             EXECUTE format('DROP ROLE IF EXISTS %I', v_role);
             IF v_has_cron AND v_role IN ({detacher_name}, {maintainer_name}) THEN

@@ -18,6 +18,8 @@ BEGIN
         ({detacher_name}, 'LOGIN'),
         ({application_name}, 'NOLOGIN'),
         ({relay_name}, 'NOLOGIN'),
+        ({reader_name}, 'NOLOGIN'),
+        ({operator_name}, 'NOLOGIN'),
         ({consumer_name}, 'NOLOGIN'),
         ({monitor_name}, 'NOLOGIN'),
         ({web_name}, 'NOLOGIN')
@@ -40,6 +42,10 @@ BEGIN
     -- The page may read what the monitor may.
     IF NOT pg_has_role({web_name}, {monitor_name}, 'USAGE') THEN
         GRANT {monitor} TO {web};
+    END IF;
+    -- Who drops readers may do what relays do.
+    IF NOT pg_has_role({operator_name}, {relay_name}, 'USAGE') THEN
+        GRANT {relay} TO {operator};
     END IF;
 EXCEPTION WHEN insufficient_privilege THEN
     RAISE EXCEPTION 'role "%" may not create "%", or become it: %', current_user, v_role, SQLERRM

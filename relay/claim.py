@@ -160,7 +160,7 @@ class _Claim:
             # A failover may have lost the reader, which then begins elsewhere.
             record = await read_record(connection, self._reader.name)
             if record is not None and record.topics is not None:
-                takeover.since, self._board.topics = record.since, record.topics
+                takeover.since, self._board.gets_all = record.since, record.gets_all
             await self._refresh(clock)
             batch = await self.run(is_fresh=True)
         self._board.forget_floors()
@@ -223,7 +223,8 @@ class _Claim:
         """
         parameters = {
             **plan.parameters,
-            **self._board.topics.parameters,
+            "reader": self._reader.name,
+            "gets_all": self._board.gets_all,
             **self._limits,
             "max_read": most + _MOST_OTHERS,
             "max_rows": most + 1 + len(self._lanes),

@@ -22,7 +22,7 @@ from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.lanes.window_lane import HeldMessage, LaneSettlement, WindowLane
-from relay.publisher import Confirmation, Handling
+from relay.publisher import Acked, Confirmation, Handling
 from relay.settle import Settlement, store_settlement
 
 _GATHER: Final = 0.002
@@ -113,11 +113,20 @@ class HandlerWorker:
                 self._lanes.leave(lane)
         else:
             lane.end(held, answer, time.monotonic())
+        if not isinstance(answer, Acked) and lane.must_wait(held.row.key):
+            self._withdraw(lane, held.row.key)
         if lane.must_settle and not lane.in_flight:
             self._lanes.keep(lane)
             self._kept.add(lane)
         self._touched.add(lane)
         self._some.set()
+
+    def _withdraw(self, lane: WindowLane, key: str | None) -> None:
+        """Take back the messages that follow one of their key that has to wait."""
+        for each in self._handlers.withdraw(
+            lambda it: it.leased[0] == lane.number and it.message.key == key
+        ):
+            each.end(None)
 
     def _make_lane(self, number: int) -> WindowLane:
         stale: dict[Hashable, HeldMessage] = {}

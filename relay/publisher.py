@@ -1,6 +1,6 @@
 """The contract between the relay and a broker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeAlias, runtime_checkable
@@ -160,6 +160,9 @@ class Handling(Protocol):
 
     def take_back(self, message: Handed) -> None:
         """Take a message again that was not started, ahead of others of its key."""
+
+    def withdraw(self, unwanted: Callable[[Handed], bool]) -> Sequence[Handed]:
+        """Remove and return the unwanted messages that were not started, in order."""
 
 
 @runtime_checkable

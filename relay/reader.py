@@ -10,7 +10,9 @@ the others return theirs.
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from outbox.brokers.options import identity_of
+import psycopg
+
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.log.position import Position, Snapshot
@@ -28,44 +30,22 @@ _SWITCH: Final = (
 )
 
 
-class Topics(NamedTuple):
-    """The topics that a reader gets: names, and prefixes followed by `*`."""
-
-    patterns: Sequence[str]
-
-    @property
-    def parameters(self) -> dict[str, list[str] | None]:
-        """What the claim takes: `topics` and `prefixes`; null if it gets all."""
-        if "*" in self.patterns:
-            return {"topics": None, "prefixes": None}
-        return {
-            "topics": [topic for topic in self.patterns if not topic.endswith("*")],
-            "prefixes": [topic[:-1] for topic in self.patterns if topic.endswith("*")],
-        }
-
-
-ALL: Final = Topics(["*"])
-
-
 class ReaderRecord(NamedTuple):
     """The row of a reader.
 
     Attributes:
         broker: where its relays publish; None until the first has recorded it.
-        topics: None if the reader was dropped.
+        topics: topics, and prefixes followed by `*`; None if the reader was dropped.
         since: its position before it has stored any.
+        gets_all: whether it has got every topic since then.
+        refusal: why the role of this session may not run the reader; None if it may.
     """
 
     broker: str | None
-    topics: Topics | None
+    topics: Sequence[str] | None
     since: Position
-
-    def gets(self, topic: str) -> bool:
-        """Whether it gets a topic, or all topics with a prefix followed by `*`."""
-        return any(
-            topic == known or (known.endswith("*") and topic.startswith(known[:-1]))
-            for known in (() if self.topics is None else self.topics.patterns)
-        )
+    gets_all: bool
+    refusal: str | None
 
 
 class RelayReader:
@@ -100,7 +80,8 @@ class RelayReader:
         """Return the row.
 
         Raises:
-            ConfigError: there is no such reader, or it was dropped.
+            ConfigError: there is no such reader, it was dropped, the role may not run
+                it, or it is a consumer's and this is a relay, or the reverse.
         """
         record = await read_record(connection, self.name)
         if record is None:
@@ -111,9 +92,55 @@ class RelayReader:
             )
         if record.topics is None:
             raise ConfigError(
-                f"reader={self.name}: was dropped; add one with another name"
+                f"reader={self.name}: was dropped; pillarbox readers add "
+                f"{for_shell(self.name)} lets it get new messages again"
             )
+        self._refuse_other_kind(record)
+        if record.refusal is not None:
+            raise ConfigError(record.refusal)
         return record
+
+    async def subscribe(self, connection: Connection, topics: Sequence[str]) -> None:
+        """Let the reader get these topics from now on; add it if it doesn't exist.
+
+        Args:
+            connection: in autocommit mode.
+
+        Raises:
+            ConfigError: the reader is not one of this kind.
+        """
+        record = await read_record(connection, self.name)
+        if record is not None:
+            self._refuse_other_kind(record)
+        parameters = {
+            "reader": self.name,
+            "topics": list(topics),
+            "broker": self.own,
+            "discard": False,
+            "from_oldest": False,
+            "role": None,
+        }
+        statement = load("outbox", "subscribe")
+        try:
+            cursor = await connection.execute(statement, parameters)
+            ((is_added,),) = await cursor.fetchall()
+            if is_added:
+                begin = parameters | {"topics": [], "broker": None}
+                await connection.execute(statement, begin)
+        except psycopg.errors.InvalidParameterValue as error:
+            raise ConfigError(error.diag.message_primary or str(error)) from error
+
+    def _refuse_other_kind(self, record: ReaderRecord) -> None:
+        if self.own == DIRECT != record.broker:
+            raise ConfigError(
+                f"reader={self.name}: belongs to relays, which publish to "
+                f"{record.broker or 'their broker'}; give the consumer another name"
+            )
+        if record.broker == DIRECT != self.own:
+            raise ConfigError(
+                f"reader={self.name}: belongs to the consumer of this name; a relay "
+                "needs another one: pillarbox readers add NAME --broker URL"
+            )
 
     async def may_publish(
         self, connection: Connection, *, switch: bool = False
@@ -121,8 +148,13 @@ class RelayReader:
         """Return whether the broker is the recorded one; report when that changes.
 
         Records it if none is recorded, or to `switch` to it.
+
+        Raises:
+            psycopg.errors.InsufficientPrivilege: the role may not run the reader.
         """
         record = await read_record(connection, self.name)
+        if record is not None and record.refusal is not None:
+            raise psycopg.errors.InsufficientPrivilege(record.refusal)
         problem: Event | None = None
         if record is None or record.topics is None:
             problem = ReaderDropped(reader=self.name)
@@ -162,9 +194,6 @@ async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
     row: Any = await cursor.fetchone()
     if row is None:
         return None
-    broker, topics, since_seq, since = row
-    return ReaderRecord(
-        broker,
-        None if topics is None else Topics(topics),
-        Position(since_seq, Snapshot.parse(since)),
-    )
+    broker, topics, since_seq, since, gets_all, refusal = row
+    since = Position(since_seq, Snapshot.parse(since))
+    return ReaderRecord(broker, topics, since, gets_all, refusal)

@@ -58,7 +58,7 @@ from relay.handler_worker import HandlerWorker
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
-from relay.reader import ALL, RelayReader
+from relay.reader import RelayReader
 from relay.renewed_publisher import publisher_of
 from relay.settle import WRITES
 from relay.sweep import sweep_lanes
@@ -79,8 +79,8 @@ WORKER_SETTINGS: Final = {
 }
 
 _GRANT: Final = (
-    "GRANT pillarbox_relay TO its role; if it has that, pillarbox migrate restores"
-    " what was revoked"
+    "GRANT pillarbox_relay TO its role, or pillarbox_reader if the reader is that"
+    " role's; if it has that, pillarbox migrate restores what was revoked"
 )
 _MOVE_LIMIT: Final = 300.0
 """Seconds that moving one oversized row can take."""
@@ -98,6 +98,8 @@ class Relay(Process):
         config: the settings; see `RelayConfig`.
         observers: called with every event, besides the log.
         reader: whose messages it publishes; see `pillarbox readers`.
+        topics: topics that the reader gets from now on, if it doesn't already; it is
+            added if it doesn't exist.
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
@@ -111,6 +113,7 @@ class Relay(Process):
         *,
         observers: Iterable[Observer] = (),
         reader: str = MAIN,
+        topics: Sequence[str] = (),
         broker: str | None = None,
         switch_broker: bool = False,
     ) -> None:
@@ -127,6 +130,7 @@ class Relay(Process):
         told = observers if isinstance(publisher, Handling) else logged(observers)
         self._notify = Observers([self._outages, *told]).notify
         self._reader = RelayReader(reader, broker, publisher, self._notify)
+        self._topics = topics
         self._switch_broker = switch_broker
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
@@ -251,9 +255,11 @@ class Relay(Process):
                 settings=WORKER_SETTINGS,
                 writes=WRITES,
             ) as connection:
+                if self._topics:
+                    await self._reader.subscribe(connection, self._topics)
                 record = await self._reader.read(connection)
                 self._lanes.reader.takeover.since = record.since
-                self._lanes.topics = record.topics or ALL
+                self._lanes.gets_all = record.gets_all
                 takeover = self._lanes.reader.takeover
                 now = (await takeover.read_clock(connection)).now
                 await takeover.read_days(connection, [], now)
@@ -261,6 +267,7 @@ class Relay(Process):
                 yield connection
         except (
             psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedFunction,
             psycopg.errors.InvalidSchemaName,
         ) as error:
             raise ConfigError(

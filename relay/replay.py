@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.brokers.postgres import DIRECT
+from outbox.brokers.options import DIRECT
 from outbox.errors import ConfigError
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.sql_files import load

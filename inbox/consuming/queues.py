@@ -6,9 +6,8 @@ from typing import Final, Literal, TypeAlias
 from inbox.handlers.registration import Registered
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
-from outbox.brokers.options import identity_of
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.brokers.plugins import implementation
-from outbox.brokers.postgres import DIRECT
 from outbox.errors import ConfigError, check_type, shorten
 from outbox.message import FrozenDict
 

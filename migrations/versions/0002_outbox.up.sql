@@ -75,9 +75,11 @@ CREATE TABLE outbox.reader (
     reader       text        NOT NULL,
     broker       text,
     broker_since timestamptz,
+    role         name,
     created_at   timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT reader_pkey PRIMARY KEY (reader),
-    CONSTRAINT name_valid CHECK (reader ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
+    -- A consumer's reader has the consumer's name.
+    CONSTRAINT name_size CHECK (octet_length(reader) BETWEEN 1 AND 512),
     CONSTRAINT broker_size CHECK (octet_length(broker) <= 16384)
 );
 INSERT INTO outbox.reader (reader) VALUES ('main');
@@ -85,6 +87,8 @@ COMMENT ON TABLE outbox.reader IS
     'who reads the outbox: the relays of a reader share its messages, and publish them to its broker';
 COMMENT ON COLUMN outbox.reader.broker IS
     'the part of the broker''s URL that decides where messages go, written by the reader''s first relay: relays with another broker do nothing; change it with pillarbox relay --switch-broker';
+COMMENT ON COLUMN outbox.reader.role IS
+    'which role may run it, besides the members of the relay''s role, who may run all readers; null: none';
 
 CREATE TABLE outbox.subscription (
     reader      text        NOT NULL,
@@ -92,21 +96,26 @@ CREATE TABLE outbox.subscription (
     created_at  timestamptz NOT NULL DEFAULT now(),
     ended_at    timestamptz,
     is_discarded boolean    NOT NULL DEFAULT false,
+    has_begun   boolean     NOT NULL DEFAULT true,
     since       pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
     -- Evaluated after the statement has taken its snapshot.
     since_seq   bigint      NOT NULL DEFAULT coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1),
-    CONSTRAINT subscription_pkey PRIMARY KEY (reader, topic),
+    -- A reader that was dropped can return.
+    CONSTRAINT subscription_pkey PRIMARY KEY (reader, topic, created_at),
     CONSTRAINT subscription_reader_fkey FOREIGN KEY (reader) REFERENCES outbox.reader,
     CONSTRAINT since_in_range CHECK (since_seq >= -1 AND since_seq <= 4611686018427387904 AND pg_column_size(since) <= 1048576
                                      AND pg_snapshot_xmax(since) < '4611686018427387904'::xid8),
     CONSTRAINT topic_not_empty CHECK (topic <> ''),
     CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
 );
+CREATE UNIQUE INDEX subscription_open_idx ON outbox.subscription (reader, topic) WHERE ended_at IS NULL;
 INSERT INTO outbox.subscription (reader, topic, since, since_seq) VALUES ('main', '*', '1:1:', -1);
 COMMENT ON TABLE outbox.subscription IS 'which messages a reader gets: see pillarbox readers';
 COMMENT ON COLUMN outbox.subscription.topic IS 'a topic, or a prefix followed by *';
 COMMENT ON COLUMN outbox.subscription.ended_at IS 'when the reader was dropped; null: it gets these messages';
 COMMENT ON COLUMN outbox.subscription.is_discarded IS 'whether these messages are not to be published by this reader';
+COMMENT ON COLUMN outbox.subscription.has_begun IS
+    'false until outbox.subscribe is called again: before, a claim may have passed its messages';
 COMMENT ON COLUMN outbox.subscription.since IS
     'the messages that are visible in this snapshot were there before: the reader doesn''t get them';
 COMMENT ON COLUMN outbox.subscription.since_seq IS 'the last seq that had been drawn then';
@@ -152,7 +161,7 @@ CREATE TABLE outbox.deferral (
     CONSTRAINT run_not_negative CHECK (run >= 0),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'open', 'found', 'replayed', 'settled')),
-    CONSTRAINT outcome_known CHECK (outcome IS NULL OR (cause = 'settled' AND outcome IN ('published', 'dead_lettered'))),
+    CONSTRAINT outcome_known CHECK (outcome IS NULL OR (cause = 'settled' AND outcome IN ('published', 'dead_lettered', 'discarded'))),
     CONSTRAINT due_unless_blocked_or_settled CHECK ((due_at IS NULL) = (cause IN ('blocked', 'settled'))),
     CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL),
     CONSTRAINT replays_after_run_0 CHECK (cause <> 'replayed' OR run > 0)
@@ -164,7 +173,8 @@ COMMENT ON COLUMN outbox.deferral.run IS '0: the first publication; n: the n-th 
 COMMENT ON COLUMN outbox.deferral.attempts IS 'how often the broker has refused it in this run; an unavailable broker does not count';
 COMMENT ON COLUMN outbox.deferral.cause IS
     'scheduled: not due yet; refused; postponed: refused without a charge; blocked: its key waits; aside: too large to be loaded; unknown: the broker did not answer; open: its handler runs; found: behind a position; replayed: requested again; settled: ends the run';
-COMMENT ON COLUMN outbox.deferral.outcome IS 'how the run ended, in the entry settled';
+COMMENT ON COLUMN outbox.deferral.outcome IS
+    'how the run ended, in the entry settled; discarded: it was open when its reader returned that had been dropped';
 COMMENT ON COLUMN outbox.deferral.due_at IS 'when to publish it next; null: when its key is free, or never (settled)';
 COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the replay';
 -- With the entry: a million messages can be due at the same time.
@@ -174,6 +184,137 @@ CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
+
+-- By the role's name: a dump can be restored where the role is missing.
+CREATE FUNCTION outbox.refusal(reader text, role name DEFAULT current_user) RETURNS text
+LANGUAGE plpgsql STABLE {pinned}
+AS $body$
+BEGIN
+    RETURN CASE WHEN NOT (pg_has_role(refusal.role, {relay_name}, 'USAGE') OR pg_has_role(refusal.role, {owner_name}, 'USAGE')
+                          OR EXISTS (SELECT FROM outbox.reader AS r
+                                      WHERE r.reader = refusal.reader
+                                        AND pg_has_role(refusal.role, to_regrole(quote_ident(r.role)), 'USAGE')))
+                THEN format('reader=%s: role %s may not run it; as a member of %I, run UPDATE outbox.reader SET role = %L WHERE reader = %L',
+                            reader, role, {operator_name}, role, reader) END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.refusal IS
+    'why a role may not run a reader, which is to store its positions, entries and dead letters; null: it may';
+
+-- Not row-level security: it would apply to claims, too, and our sessions refuse to read what it can hide.
+CREATE FUNCTION outbox.refuse_other_readers() RETURNS trigger
+LANGUAGE plpgsql {pinned}
+AS $body$
+DECLARE
+    v_refusal text;
+BEGIN
+    IF TG_TABLE_NAME = 'dead_letter' THEN
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal
+          FROM (SELECT DISTINCT substring(n.origin FROM '^relay:(.*)$') FROM inserted AS n) AS i (reader);
+    ELSE
+        SELECT min(outbox.refusal(i.reader)) INTO v_refusal FROM (SELECT DISTINCT n.reader FROM inserted AS n) AS i;
+    END IF;
+    IF v_refusal IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_refusal USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.refuse_other_readers IS 'let a role store only what belongs to readers that it may run';
+
+-- For relays, who may run all readers, no function is called.
+CREATE TRIGGER position_of_reader AFTER INSERT ON outbox.position REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER deferral_of_reader AFTER INSERT ON outbox.deferral REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+CREATE TRIGGER dead_letter_of_reader AFTER INSERT ON outbox.dead_letter REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (NOT pg_has_role({relay_name}, 'USAGE')) EXECUTE FUNCTION outbox.refuse_other_readers();
+
+-- A claim passes the messages of topics that it can't see. So a topic is added in one transaction, and begins in
+-- the next: no claim has passed what commits from then on.
+CREATE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
+                                 role name DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER {pinned}
+AS $body$
+DECLARE
+    v_known outbox.reader;
+    v_is_open boolean;
+    v_discards boolean;
+    v_since pg_snapshot;
+    v_since_seq bigint;
+    v_problem text;
+    -- Who may not run all readers adds one of its own.
+    v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
+BEGIN
+    LOCK TABLE outbox.subscription IN SHARE ROW EXCLUSIVE MODE;
+    -- The sessions of relays commit without waiting for the disk.
+    PERFORM set_config('synchronous_commit', 'on', true);
+    v_since := pg_current_snapshot();
+    v_since_seq := coalesce(pg_sequence_last_value('outbox.message_seq'::regclass), -1);
+    SELECT r.* INTO v_known FROM outbox.reader AS r WHERE r.reader = subscribe.reader;
+    SELECT count(*) > 0, bool_or(s.is_discarded) INTO v_is_open, v_discards
+      FROM outbox.subscription AS s WHERE s.reader = subscribe.reader AND s.ended_at IS NULL;
+    IF v_known.reader IS NOT NULL AND outbox.refusal(v_known.reader, session_user) IS NOT NULL THEN
+        RAISE EXCEPTION '%', outbox.refusal(v_known.reader, session_user) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    v_problem := CASE
+        WHEN discard AND v_role IS NOT NULL THEN format('only members of %I discard messages', {relay_name})
+        WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
+        WHEN NOT v_is_open THEN
+            CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it'
+                 WHEN v_known.reader IS NOT NULL AND from_oldest AND NOT discard
+                 THEN 'was dropped, and can return only for new messages; leave out --from-oldest, or choose another name' END
+        WHEN topics IS NULL THEN 'exists; give --topic to add topics'
+        WHEN subscribe.role IS NOT NULL THEN 'exists; leave out --role, or change it in outbox.reader'
+        WHEN discard AND NOT v_discards THEN 'exists, and gets its messages; leave out --discard, or choose another name'
+        WHEN v_discards AND NOT discard THEN 'exists, and discards its messages; give --discard, or choose another name'
+        WHEN from_oldest AND NOT discard THEN 'exists, and gets other topics only from now on; leave out --from-oldest, or choose another name'
+        WHEN broker <> v_known.broker
+        THEN format('exists, and its messages go to %s, not to %s; leave out --broker, or choose another name', v_known.broker, broker) END;
+    IF v_problem IS NOT NULL THEN
+        RAISE EXCEPTION 'reader=%: %', subscribe.reader, v_problem USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT v_is_open THEN
+        INSERT INTO outbox.reader AS r (reader, broker, broker_since, role)
+        VALUES (subscribe.reader, subscribe.broker, CASE WHEN subscribe.broker IS NOT NULL THEN now() END,
+                coalesce(v_role, subscribe.role))
+            ON CONFLICT ON CONSTRAINT reader_pkey DO UPDATE
+           SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
+    END IF;
+    IF NOT v_is_open AND v_known.reader IS NOT NULL THEN
+        -- With the next number of each lane, so that no process settles what it has had in flight since before.
+        INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane, reader, snapshot)
+        SELECT d.starts_at, d.ends_at, coalesce(max(p.number) OVER (PARTITION BY l.lane), 0) + 1, greatest(p.up_to, v_since_seq), 0, l.lane,
+               subscribe.reader, v_since
+          FROM outbox.partitions('outbox.message') AS d
+         CROSS JOIN generate_series(0, 47) AS l (lane)
+          LEFT JOIN LATERAL (SELECT q.number, q.up_to FROM outbox.position AS q
+                              WHERE q.reader = subscribe.reader AND q.lane = l.lane AND q.created_at = d.starts_at
+                              ORDER BY q.number DESC LIMIT 1) AS p ON true
+         WHERE NOT d.detach_pending AND NOT d.is_default
+            ON CONFLICT DO NOTHING;
+        -- No process can add to these any more.
+        INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, run, attempts, cause, outcome, key, reason)
+        SELECT e.reader, e.id, e.created_at, e.lane, e.seq, e.run, e.attempts, 'settled', 'discarded', e.key, 'the reader was dropped'
+          FROM (SELECT DISTINCT ON (w.id, w.created_at) w.* FROM outbox.deferral AS w
+                 WHERE w.reader = subscribe.reader ORDER BY w.id, w.created_at, w.run DESC, w.cause = 'settled' DESC, w.entry DESC) AS e
+         WHERE e.cause <> 'settled'
+            ON CONFLICT DO NOTHING;
+    END IF;
+    UPDATE outbox.subscription AS s SET has_begun = true, since = v_since, since_seq = v_since_seq
+     WHERE s.reader = subscribe.reader AND s.ended_at IS NULL AND NOT s.has_begun;
+    INSERT INTO outbox.subscription (reader, topic, is_discarded, has_begun, since, since_seq)
+    SELECT subscribe.reader, t.topic, discard, from_oldest,
+           CASE WHEN from_oldest THEN '1:1:' ELSE v_since END, CASE WHEN from_oldest THEN -1 ELSE v_since_seq END
+      FROM (SELECT DISTINCT unnest(coalesce(topics, '{*}'))) AS t (topic)
+     WHERE NOT EXISTS (SELECT FROM outbox.subscription AS s
+                        WHERE s.reader = subscribe.reader AND s.ended_at IS NULL
+                          AND (s.topic = t.topic OR right(s.topic, 1) = '*' AND starts_with(t.topic, left(s.topic, -1))));
+    RETURN FOUND;
+END
+$body$;
+COMMENT ON FUNCTION outbox.subscribe IS
+    'let a reader get topics from now on, and add it if there is none; returns whether topics were added: then call it again in another transaction, with topics ''{}'', and they begin';
 
 -- Reads the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)
@@ -454,7 +595,8 @@ BEGIN
            CASE WHEN (p.last).up_to <= (SELECT q.last_value FROM outbox.message_seq AS q) THEN (p.last).up_to ELSE -9223372036854775808 END,
            p.last, r.reader, d.last_seq
       FROM occupied AS d
-     CROSS JOIN (SELECT s.reader, min(s.since_seq), (array_agg(s.since ORDER BY s.since_seq))[1]
+     CROSS JOIN (SELECT s.reader, min(s.since_seq),
+                        (array_agg(s.since ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1]
                    FROM outbox.subscription AS s
                   WHERE s.ended_at IS NULL AND NOT s.is_discarded
                   GROUP BY s.reader) AS r (reader, since_seq, since)

@@ -101,7 +101,8 @@ BEGIN
         WITH base AS MATERIALIZED (
             SELECT max(b.seq) AS seq FROM outbox.base AS b
         ), reader AS MATERIALIZED (
-            SELECT s.reader, min(s.since_seq) AS since_seq, (array_agg(s.since ORDER BY s.since_seq))[1] AS since
+            SELECT s.reader, min(s.since_seq) AS since_seq,
+                   (array_agg(s.since ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1] AS since
               FROM outbox.subscription AS s
              CROSS JOIN LATERAL (
                    -- No character is higher.

@@ -57,7 +57,7 @@ SELECT DISTINCT o.name, format('right of %s to %s', r.rolname, concat_ws(' of ',
          WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)) AS o (name, acl, attname)
  CROSS JOIN LATERAL aclexplode(o.acl) AS a
   JOIN pg_roles r ON r.oid = a.grantee
-   AND r.rolname IN ({maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}, {web_name})
+   AND r.rolname IN ({maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {reader_name}, {operator_name}, {consumer_name}, {monitor_name}, {web_name})
 $body$;
 COMMENT ON FUNCTION outbox.rights IS 'what each of our roles may do, which migrations/grants.sql grants';
 

@@ -13,6 +13,8 @@ ROLES: Final = (
     "detacher",
     "application",
     "relay",
+    "reader",
+    "operator",
     "consumer",
     "monitor",
     "web",

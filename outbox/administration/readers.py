@@ -2,21 +2,20 @@
 
 The main reader exists from the beginning and gets everything. Further ones are added on
 purpose, so that a mistyped name neither publishes everything again nor holds the days
-of the messages. A reader's topics never change, and its name is never used again:
-positions with its name are kept with the messages.
+of the messages. Topics can be added to a reader, and a reader that was dropped can
+return; both get only what commits from then on.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+import psycopg
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.brokers.options import identity_of
-from outbox.brokers.postgres import DIRECT
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
 from outbox.observability.measures.reading import limit
 from outbox.postgres.sql_files import load
@@ -24,7 +23,7 @@ from outbox.postgres.sql_files import load
 MOST_COUNTED: Final = 10_000
 """Up to how many messages of a reader are counted."""
 _PATIENCE: Final = timedelta(minutes=1)
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_MAX_NAME_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +33,7 @@ class Reader:
     Attributes:
         broker: where its relays publish, without credentials; None until the first of
             them has recorded it, or if it discards its messages.
+        role: which role may run it, besides members of pillarbox_relay, if any.
         topics: topics, and prefixes followed by `*`.
         discards: whether its messages are not to be published.
         dropped_at: when it was dropped; None if it wasn't.
@@ -43,6 +43,7 @@ class Reader:
 
     reader: str
     broker: str | None
+    role: str | None
     topics: Sequence[str]
     discards: bool
     created_at: datetime
@@ -78,57 +79,57 @@ def list_readers(
 def add_reader(
     connection: AdministrationConnection,
     name: str,
-    topics: Sequence[str],
+    topics: Sequence[str] | None,
     *,
-    broker: str | None,
+    broker: str | None = None,
+    discard: bool = False,
+    role: str | None = None,
     from_oldest: bool = False,
 ) -> None:
-    """Add a reader.
+    """Add a reader, or topics to one that exists.
 
     Args:
         connection: in autocommit mode.
-        topics: topics, or prefixes followed by `*`.
-        broker: the URL where its relays publish; None: its messages are not published,
-            and don't count as unrouted.
+        topics: topics, or prefixes followed by `*`; None: all, of a new reader.
+        broker: the URL where its relays publish; None: as it is.
+        discard: whether its messages are not published, and don't count as unrouted.
+        role: which role may run a new reader, besides members of pillarbox_relay, who
+            may run all readers.
         from_oldest: whether it gets the messages that are there, too; by default only
             those whose transactions commit from now on.
 
     Raises:
-        ConfigError: the name, a topic or the broker is invalid, or the name was used
-            before.
+        ConfigError: the name, a topic or the broker is invalid, or not that of the
+            reader; or it would have to get messages that it has passed.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"reader={name}: must have 1 to 63 characters of a to z, 0 to 9, _, . and"
-            " -, and begin with a letter or a digit"
-        )
-    for topic in topics:
+    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+        raise ConfigError(f"reader={name}: must have 1 to {_MAX_NAME_BYTES} bytes")
+    for topic in topics or ():
         if not topic or "*" in topic[:-1]:
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
-    with connection.transaction():
-        added = connection.execute(
-            load("outbox", "add_reader"),
-            {"reader": name, "broker": None if broker is None else identity_of(broker)},
-        ).fetchone()
-        if added is None:
-            (known,) = list_readers(connection, name)
-            raise ConfigError(
-                f"reader={name}: exists; pillarbox readers list shows it"
-                if known.dropped_at is None
-                else f"reader={name}: was dropped at {known.dropped_at:%F %R%z}; choose"
-                " another name"
-            )
-        connection.execute(
-            load("outbox", "add_topics"),
-            {
-                "reader": name,
-                "topics": list(dict.fromkeys(topics)),
-                "discard": broker is None,
-                "from_oldest": from_oldest,
-            },
-        )
+    parameters: dict[str, object] = {
+        "reader": name,
+        "topics": None if topics is None else list(topics),
+        "broker": None if broker is None else identity_of(broker),
+        "discard": discard,
+        "from_oldest": from_oldest,
+        "role": role,
+    }
+    statement = load("outbox", "subscribe")
+    try:
+        ((is_added,),) = connection.execute(statement, parameters)
+        if is_added:
+            parameters |= {
+                "topics": [],
+                "broker": None,
+                "from_oldest": False,
+                "role": None,
+            }
+            connection.execute(statement, parameters)
+    except psycopg.errors.InvalidParameterValue as error:
+        raise ConfigError(error.diag.message_primary or str(error)) from error
 
 
 def drop_reader(

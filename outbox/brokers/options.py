@@ -22,6 +22,8 @@ from outbox.errors import ConfigError, UnknownImplementationError, shorten
 from outbox.url import scheme_of, split, without_password, without_secrets
 
 GROUP: Final = "outbox.broker_options"
+DIRECT: Final = "direct"
+"""The broker of readers whose messages consumers read themselves."""
 Side = Literal["relay", "consumer", "both"]
 _METADATA: Final = "option"
 

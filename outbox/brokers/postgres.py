@@ -4,15 +4,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
+from outbox.brokers.options import (
+    DIRECT,
+    BrokerOptions,
+    Form,
+    option,
+    payload_limit,
+)
 from outbox.limits import MAX_PAYLOAD_BYTES
-
-DIRECT: Final = "direct"
-"""The identity of the broker of readers whose messages consumers read themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

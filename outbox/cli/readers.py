@@ -10,12 +10,11 @@ from outbox.administration.readers import (
     drop_reader,
     list_readers,
 )
-from outbox.brokers.options import identity_of
-from outbox.brokers.postgres import DIRECT
+from outbox.brokers.options import DIRECT, identity_of
 from outbox.cli.command import (
     Database,
     Json,
-    broker_url,
+    broker_url_if_given,
     command,
     new_app,
     opened,
@@ -24,6 +23,7 @@ from outbox.cli.output import write_json, write_line, write_table
 from outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
+_TO_DROP = "connect as a member of pillarbox_operator"
 
 app = new_app(help="List, add and drop the readers of the outbox.")
 
@@ -41,7 +41,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "waiting", "oldest", "topics", "broker"),
+        ("reader", "state", "waiting", "oldest", "topics", "broker", "role"),
         [
             (
                 it.reader,
@@ -54,6 +54,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
                 it.oldest,
                 ", ".join(it.topics),
                 it.broker,
+                it.role,
             )
             for it in readers
         ],
@@ -77,8 +78,16 @@ def _add(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="Topic, or prefix followed by a star; repeat it for several. All "
-            "topics by default.",
+            help="Topic, or prefix followed by a star; repeat it for several. A new "
+            "reader gets all topics by default.",
+        ),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="Role that may run it without being a member of pillarbox_relay.",
         ),
     ] = None,
     from_oldest: Annotated[
@@ -97,20 +106,22 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader: a consumer, or one whose relays run with --reader NAME."""
-    url = None if discard else broker_url(broker)
+    """Add a reader: a consumer, or one whose relays run with --reader; or its topics."""
+    url = None if discard else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
-            connection, name, topics or ["*"], broker=url, from_oldest=from_oldest
+            connection,
+            name,
+            topics,
+            broker=url,
+            discard=discard,
+            role=role,
+            from_oldest=from_oldest,
         )
-    write_line(
-        f"{name} discards {', '.join(topics or ['*'])}"
-        if discard
-        else f"{name} is added: start the consumer of this name"
-        if url is not None and identity_of(url) == DIRECT
-        else f"{name} is added: start its relays with pillarbox relay --reader "
-        f"{for_shell(name)}"
-    )
+    gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
+    if url is not None and identity_of(url) != DIRECT:
+        gets += f"; start its relays with pillarbox relay --reader {for_shell(name)}"
+    write_line(gets)
 
 
 @command(app, "drop")
@@ -123,8 +134,8 @@ def _drop(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Drop a reader for good; its messages no longer hold their days."""
-    with opened(database, "readers", rights=_RIGHTS) as connection:
+    """Drop a reader; its messages no longer hold their days."""
+    with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
     left = (
         f"; {count_of(dropped)} not {dropped.settled_as} by it"

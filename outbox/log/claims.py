@@ -57,7 +57,9 @@ class ClaimPlan(NamedTuple):
 
     def contradicts(self, snapshot: Snapshot, lowest: Mapping[int, int]) -> bool:
         """Whether rows were read that only a sequence that was set back can number."""
-        floors = [hidden.find_floor(snapshot) for hidden in self.near]
+        # A claim begins a bit lower than it must, so it can find rows of far ones, too.
+        hidden = (*self.near, *(hidden for hidden, _ in self.far))
+        floors = [each.find_floor(snapshot) for each in hidden]
         floor = min([one for one in floors if one is not None], default=NO_END)
         return any(seq <= min(self.starts[n], floor) for n, seq in lowest.items())
 

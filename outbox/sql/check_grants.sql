@@ -1,5 +1,5 @@
--- Does:  Find privileges that the migrations granted and that were revoked, or that PUBLIC has.
--- Takes: owner, partman (its schema), migrate (the command)
+-- Does:  Find privileges that the migrations granted and that were revoked, that PUBLIC has, or that the role of a reader lacks.
+-- Takes: owner, reader_role, relay_role, partman (its schema), migrate (the command)
 -- Gives: severity, finding, remedy
 -- Index: none
 -- Missing roles and objects are left out: other checks find them.
@@ -16,6 +16,15 @@ SELECT 'warning', format('any role may run %%s', f.oid::regprocedure), format('R
  WHERE n.nspname IN ('outbox', 'inbox') AND f.prorettype <> 'trigger'::regtype
    AND (f.prosecdef OR f.provolatile = 'v' AND f.proparallel = 'u')
    AND has_function_privilege('public', f.oid, 'EXECUTE')
+ UNION ALL
+SELECT 'warning', CASE WHEN g.oid IS NULL THEN format('the role of reader %%s, %%s, doesn''t exist', d.reader, d.role)
+                       ELSE format('the role of reader %%s, %%s, lacks the privileges of %%s', d.reader, d.role, %(reader_role)s::text) END,
+       CASE WHEN g.oid IS NULL THEN format('UPDATE outbox.reader SET role = NULL WHERE reader = %%L;  -- or create the role', d.reader)
+            ELSE format('GRANT %%I TO %%I;', %(reader_role)s::text, d.role) END
+  FROM outbox.reader d LEFT JOIN pg_roles g ON g.rolname = d.role
+ WHERE d.role IS NOT NULL
+   AND EXISTS (SELECT FROM outbox.subscription s WHERE s.reader = d.reader AND s.ended_at IS NULL)
+   AND NOT EXISTS (SELECT FROM pg_roles o WHERE o.rolname IN (%(reader_role)s, %(relay_role)s) AND pg_has_role(g.oid, o.oid, 'MEMBER'))
  UNION ALL
 SELECT 'error', format('%%s lacks privileges on pg_partman: no new partitions will be created', %(owner)s::text), %(migrate)s::text
   FROM pg_namespace n JOIN pg_extension e ON e.extname = 'pg_partman'

@@ -1,13 +1,14 @@
 -- Does:  List the readers of the outbox, with what each has still to publish.
 -- Takes: reader (null: all), most (messages that are counted of each)
--- Gives: reader, broker, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created)
+-- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created)
 -- Index: message_lane_idx above the positions; reads the log
-SELECT r.reader, r.broker, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, oldest.created_at AS oldest
+SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, oldest.created_at AS oldest
   FROM outbox.reader AS r
   JOIN (
-       SELECT s.reader, array_agg(s.topic ORDER BY s.topic) AS topics, bool_and(s.is_discarded) AS discards,
-              CASE WHEN bool_and(s.ended_at IS NOT NULL) THEN max(s.ended_at) END AS dropped_at
-         FROM outbox.subscription AS s
+       -- What it gets, or got until it was dropped last.
+       SELECT s.reader, array_agg(s.topic ORDER BY s.topic) AS topics, bool_and(s.is_discarded) AS discards, max(s.ended_at) AS dropped_at
+         FROM (SELECT q.*, rank() OVER (PARTITION BY q.reader ORDER BY q.ended_at DESC NULLS FIRST) AS place FROM outbox.subscription AS q) AS s
+        WHERE s.place = 1
         GROUP BY s.reader
        ) AS s USING (reader)
  CROSS JOIN LATERAL (

@@ -16,7 +16,6 @@ from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
 from relay.lanes.lane import Lane
-from relay.reader import ALL, Topics
 
 _WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
 """How many claims each gets in a round while all of them have messages."""
@@ -49,7 +48,8 @@ class LaneBoard:
         self._has_found = False
         self.make_lane: Callable[[int], Lane] = Lane
         self.reader = LogReader(reader)
-        self.topics: Topics = ALL
+        self.gets_all = False
+        """Whether the reader has got every topic since it began; see `ReaderRecord`."""
         self.acked: BoundedDict[Hashable, None] = BoundedDict()
         """Messages that the broker has acked, although they could not be settled."""
 

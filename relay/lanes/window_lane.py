@@ -160,7 +160,7 @@ class _Unsettled(NamedTuple):
 
     Attributes:
         ended: messages that were handled.
-        refused: messages that are handled again later.
+        refused: messages that are handled again later, or were given back.
         withheld: messages that were not handed over.
     """
 
@@ -390,22 +390,25 @@ class WindowLane(Lane):
 
         Otherwise the log has it, or gets it.
         """
-        row, keys = held.row, self.keys
+        row = held.row
         if row.waiting is not None:
             self.let_go(held)
             # If the number of its entry isn't known, a search finds it: it is due.
             if row.waiting.entry != _UNKNOWN:
                 self.release(row.waiting)
             return False
-        if row.key is None or not (
-            row.key in self._closed() or keys.is_blocked(row.key)
-        ):
+        if not self.must_wait(row.key):
             return True
-        self.let_go(held)
+        held.is_open = False
         self._wait(now)
-        self._unsettled.withheld.append((row, BLOCKED))
+        # By then, the log may have it: a settlement may be on its way.
+        self._unsettled.refused.append((held, BLOCKED))
         self._to_drain.add(row.key)
         return False
+
+    def must_wait(self, key: str | None) -> bool:
+        """Return whether the messages of a key that were not started have to wait."""
+        return key is not None and (key in self._closed() or self.keys.is_blocked(key))
 
     def settle(self, now: float, *, is_leaving: bool) -> LaneSettlement | None:
         """Return what to store now; None if the lane must be taken over first."""

@@ -1,7 +1,8 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
--- Takes: what leased.sql and uncovered.sql of outbox/log take; topics and prefixes (which the reader gets; null: all), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
+-- Takes: what leased.sql and uncovered.sql of outbox/log take; reader, gets_all (whether the reader has got everything since it began), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
 -- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
+-- It reads the reader's topics itself: another process can add topics whenever it likes.
 -- Every claim plans this again, and planning time grows with the length of the statement. So the
 -- expressions needed only for rows that are not loaded come last, and the levels repeat little.
 SELECT lane, seq, id, created_at,
@@ -51,7 +52,12 @@ SELECT lane, seq, id, created_at,
                        SELECT m.lane, m.seq, m.id, m.created_at, m.topic, m.key, m.tenant,
                               m.content_type, m.schema_version, m.headers, m.payload, m.available_at,
                               coalesce(m.available_at > now(), false) AS early,
-                              NOT (m.topic = ANY (%(topics)s::text[]) OR m.topic ^@ ANY (%(prefixes)s::text[])) AS other,
+                              -- First the topics in whole or in part, which leaves few rows to the subscriptions.
+                              CASE WHEN NOT %(gets_all)s
+                                   THEN (m.topic ^@ ANY (ARRAY(SELECT rtrim(s.topic, '*') FROM outbox.subscription AS s WHERE s.reader = %(reader)s))
+                                         AND EXISTS (SELECT FROM outbox.subscription AS s
+                                                      WHERE s.reader = %(reader)s
+                                                        AND outbox.brings(s, m.topic, m.seq, m.xid, %(base)s))) IS NOT TRUE END AS other,
                               octet_length(m.topic)::bigint + octet_length(m.content_type)
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at

@@ -1,11 +1,17 @@
 -- Does:  Read what a reader of the outbox gets, and where it publishes.
 -- Takes: reader
--- Gives: broker (null until its first relay has recorded it), topics (null: it was dropped), since_seq and since of the oldest subscription; no row if there is no such reader
+-- Gives: broker (null until its first relay has recorded it), topics (null: it was dropped), since_seq and since (where it began: those of its first topic), gets_all (whether it has got everything since then), refusal (why the role of this session may not run it); no row if there is no such reader, or it discards its messages
 -- Index: reader_pkey, subscription_pkey
-SELECT r.broker, array_agg(s.topic ORDER BY s.topic) FILTER (WHERE s.ended_at IS NULL), min(s.since_seq),
-       (array_agg(s.since::text ORDER BY s.since_seq))[1]
+SELECT r.broker, s.topics, coalesce(s.since_seq, -1), coalesce(s.since, '1:1:'), coalesce(s.first = '*', false),
+       outbox.refusal(r.reader)
   FROM outbox.reader AS r
-  JOIN outbox.subscription AS s USING (reader)
+ CROSS JOIN (
+       SELECT array_agg(s.topic ORDER BY s.topic), min(s.since_seq), bool_or(s.is_discarded),
+              (array_agg(s.since::text ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1],
+              (array_agg(s.topic ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC, s.topic <> '*'))[1]
+         FROM outbox.subscription AS s
+        WHERE s.reader = %(reader)s
+          AND s.ended_at IS NULL
+       ) AS s (topics, since_seq, is_discarded, since, first)
  WHERE r.reader = %(reader)s
-   AND NOT s.is_discarded
- GROUP BY r.reader
+   AND s.is_discarded IS NOT TRUE

@@ -11,13 +11,17 @@ import confluent_kafka
 import pytest
 from redis import Redis
 
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader, drop_reader
 from outbox.testing.postgres import postgres_server
 from tests.acceptance.counter import NAME, TOPIC
+from tests.acceptance.relays import as_role
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import with_options
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
@@ -32,6 +36,10 @@ _WAITING_IN_RABBITMQ: Final = (
 # A counter that died leaves its Kafka partitions to the others after the session.
 QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"
 _SUBSCRIBE: Final = "INSERT INTO inbox.subscription VALUES (%s, %s)"
+_WAITING_IN_OUTBOX: Final = """
+    SELECT count(*) FROM outbox.message_status
+     WHERE reader = %s AND state NOT IN ('published', 'dead_lettered')
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +53,7 @@ class Broker:
         start: restarts it with its data.
         ordered: whether keys stay in order with several counters.
         write: writes the list of recently created queues to disk.
+        relayed: whether relays publish to it.
     """
 
     url: str
@@ -53,6 +62,7 @@ class Broker:
     start: Callable[[], None]
     ordered: bool = False
     write: Callable[[], object] = lambda: None
+    relayed: bool = True
 
 
 @contextmanager
@@ -71,6 +81,22 @@ def postgres() -> Iterator[Broker]:
             start=server.start,
             ordered=True,
         )
+
+
+def outbox(url: str, *topics: str, consumer: str = NAME) -> Broker:
+    """Make the outbox of a database the broker of one consumer, without relays."""
+    with administration(url, application_name="test") as connection:
+        broker = "postgres:///?direct=true"
+        add_reader(connection, consumer, topics or [TOPIC], broker=broker)
+        drop_reader(connection, "main")
+    return Broker(
+        url=with_options(as_role(url, "pillarbox_relay"), direct=True),
+        waiting=partial(_waiting_in_outbox, url, consumer),
+        kill=_is_the_database,
+        start=_is_the_database,
+        ordered=True,
+        relayed=False,
+    )
 
 
 @contextmanager
@@ -143,6 +169,15 @@ def _waiting_in_postgres(url: str) -> int:
     query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     ((count,),) = execute(url, query)
     return int(count)
+
+
+def _waiting_in_outbox(url: str, consumer: str) -> int:
+    ((count,),) = execute(url, _WAITING_IN_OUTBOX, [consumer])
+    return int(count)
+
+
+def _is_the_database() -> None:
+    raise NotImplementedError("stop the database's server")
 
 
 def _waiting_in_redis(url: str) -> int:

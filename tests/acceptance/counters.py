@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from outbox.postgres.advisory_lock import consumer_class
+from outbox.brokers.postgres import PostgresOptions
+from outbox.postgres.advisory_lock import consumer_class, reader_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, command_line
@@ -27,7 +28,7 @@ _TABLES = """
 _SHARES = """
     SELECT count(*)
       FROM pg_locks
-     WHERE locktype = 'advisory' AND classid = %s AND objid < 16 AND granted
+     WHERE locktype = 'advisory' AND classid = ANY(%s) AND objid < 48 AND granted
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
      GROUP BY pid
 """
@@ -55,13 +56,19 @@ class Counters(Processes):
 
         Its broker is at the URL `broker`, or is the database.
         """
+        counter = self.start_without_waiting(broker, consumer)
+        counter.wait_for_log("ConsumerStarted")
+        return counter
+
+    def start_without_waiting(
+        self, broker: str | None = None, consumer: str = COUNTER
+    ) -> RunningProcess:
+        """Start another counter, without checking that it starts."""
         environment = {"PGAPPNAME": f"counter-{len(self._started)}"}
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
         line = command_line("pillarbox", "consume", consumer, "--log-level=debug")
-        counter = self.begin(line, **environment)
-        counter.wait_for_log("ConsumerStarted")
-        return counter
+        return self.begin(line, **environment)
 
     def count(self) -> int:
         """Return how many times messages were handled."""
@@ -73,7 +80,12 @@ class Counters(Processes):
 
     def shares(self, url: str) -> list[int]:
         """Return how many lanes of the broker in a database each counter holds."""
-        rows = execute(url, _SHARES, (consumer_class("counter") & 0xFFFFFFFF,))
+        classes = consumer_class("counter"), reader_class("counter")
+        rows = execute(
+            PostgresOptions.parse(url)[0],
+            _SHARES,
+            [[each & 0xFFFFFFFF for each in classes]],
+        )
         return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outbox.testing.postgres import PostgresServer
-from tests.acceptance.brokers import BROKERS, Broker
+from tests.acceptance.brokers import BROKERS, Broker, outbox
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -43,8 +43,11 @@ def counters(
 
 
 @pytest.fixture
-def broker(kind: str) -> Iterator[Broker]:
+def broker(kind: str, database_url: str) -> Iterator[Broker]:
     """Run a broker of this kind, a parameter of the test."""
+    if kind == "direct":
+        yield outbox(database_url)
+        return
     with BROKERS[kind]() as running:
         yield running
 

@@ -1,11 +1,14 @@
-"""Two readers with three relays each, and everything that can happen to them.
+"""Readers with three processes each, and everything that can happen to them.
 
-Relays are killed, frozen for longer than their lease, stopped and restarted, their
-sessions are terminated, and the server crashes, at random moments, while writers write.
+Relays, and consumers that read the outbox, are killed, frozen for longer than their
+lease, stopped and restarted, their sessions are terminated, and the server crashes, at
+random moments, while writers write.
 """
 
 import random
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +16,14 @@ import pytest
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.testing.postgres import PostgresServer
+from tests.acceptance.brokers import outbox
+from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection, Part
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.waiting import let_pass, wait_for
+from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = pytest.mark.fault
 
@@ -40,61 +45,69 @@ def sinks(tmp_path: Path) -> dict[str, Sink]:
 
 
 class Chaos:
-    """What happens to the relays, one event after the other."""
+    """What happens to the processes, one event after the other.
+
+    Args:
+        begins: each begins a process of a reader.
+    """
 
     def __init__(
-        self, relays: Relays, sinks: dict[str, Sink], inspection: Inspection
+        self, begins: Sequence[Callable[[], RunningProcess]], inspection: Inspection
     ) -> None:
-        self._relays = relays
-        self._sinks = sinks
         self._inspection = inspection
         self._frozen: list[tuple[float, RunningProcess]] = []
-        self.running: list[tuple[str, RunningProcess]] = []
-        for name in sinks:
-            for _ in range(REPLICAS):
-                self.start(name)
-
-    def start(self, reader: str) -> None:
-        broker = self._sinks[reader].url
-        relay = self._relays.start_without_waiting(
-            broker, *OPTIONS, f"--reader={reader}"
-        )
-        self.running.append((reader, relay))
+        self.running = [(begin, begin()) for begin in begins for _ in range(REPLICAS)]
 
     def happen(self, event: str, server: PostgresServer) -> None:
         self.thaw(time.monotonic() - random.uniform(1, 6))
-        reader, relay = random.choice(self.running)
-        if any(relay is frozen for _, frozen in self._frozen):
+        begin, process = random.choice(self.running)
+        if any(process is frozen for _, frozen in self._frozen):
             return
         match event:
             case "kill":
-                self.running.remove((reader, relay))
-                relay.kill()
-                self.start(reader)
+                self.running.remove((begin, process))
+                process.kill()
+                self.running.append((begin, begin()))
             case "stop":
-                self.running.remove((reader, relay))
-                relay.terminate()
-                self.start(reader)
+                self.running.remove((begin, process))
+                process.terminate()
+                self.running.append((begin, begin()))
             case "freeze":
-                relay.freeze()
-                self._frozen.append((time.monotonic(), relay))
+                process.freeze()
+                self._frozen.append((time.monotonic(), process))
             case "terminate":
                 part: Part = random.choice(("lease", "worker", "sweep", "doorbell"))
-                for backend in self._inspection.backends(relay.pid, part):
+                for backend in self._inspection.backends(process.pid, part):
                     self._inspection.rows("SELECT pg_terminate_backend(%s)", backend)
             case "crash":
                 server.restart("immediate")
         # One that was about to start exits if the server is away.
         for each in [it for it in self.running if not it[1].is_running()]:
             self.running.remove(each)
-            self.start(each[0])
+            self.running.append((each[0], each[0]()))
 
     def thaw(self, until: float) -> None:
         """Let those continue that were frozen before."""
-        for at, relay in [*self._frozen]:
+        for at, process in [*self._frozen]:
             if at <= until:
-                relay.thaw()
-                self._frozen.remove((at, relay))
+                process.thaw()
+                self._frozen.remove((at, process))
+
+    def last(self, seconds: float, server: PostgresServer, writer: Writer) -> None:
+        """Let things happen for so long, while a writer writes."""
+        crashes, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            event = random.choice(EVENTS)
+            # The server needs a second to come back, and its tables don't: few crashes.
+            if event == "crash" and crashes * 60 > seconds - (end - time.monotonic()):
+                continue
+            writer.add(random.randint(1, 100))
+            self.happen(event, server)
+            if event == "crash":
+                crashes += 1
+                writer.reconnect()
+            let_pass(random.uniform(0.1, 1.5))
+        self.thaw(time.monotonic())
 
 
 @pytest.mark.timeout(3600)
@@ -109,21 +122,11 @@ def test_two_readers_lose_nothing_and_keep_each_key_in_order_whatever_happens(
 ) -> None:
     with administration(database_url, application_name="test") as connection:
         add_reader(connection, "audit", ["*"], broker=sinks["audit"].url)
-    seconds, crashes = (1800 if full else 15), 0
-    chaos = Chaos(relays, sinks, inspection)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        event = random.choice(EVENTS)
-        # The server needs a second to come back, and its tables don't: few crashes.
-        if event == "crash" and crashes * 60 > seconds - (end - time.monotonic()):
-            continue
-        writer.add(random.randint(1, 100))
-        chaos.happen(event, migrated_server)
-        if event == "crash":
-            crashes += 1
-            writer.reconnect()
-        let_pass(random.uniform(0.1, 1.5))
-    chaos.thaw(time.monotonic())
+    begins = [
+        partial(relays.start_without_waiting, sink.url, *OPTIONS, f"--reader={name}")
+        for name, sink in sinks.items()
+    ]
+    Chaos(begins, inspection).last(1800 if full else 15, migrated_server, writer)
     wait_for(
         "all arrive at both",
         lambda: all(sink.count() == writer.added for sink in sinks.values()),
@@ -133,3 +136,19 @@ def test_two_readers_lose_nothing_and_keep_each_key_in_order_whatever_happens(
     for name, sink in sinks.items():
         assert sink.numbers() == writer.numbers(), name
     assert inspection.charged() == 0
+
+
+@pytest.mark.timeout(3600)
+def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    migrated_server: PostgresServer,
+    full: bool,
+) -> None:
+    broker = outbox(inspection.url)
+    begin = partial(counters.start_without_waiting, f"{broker.url}&lease=2s", IMPATIENT)
+    Chaos([begin], inspection).last(1800 if full else 15, migrated_server, writer)
+    counters.wait_for_count(writer.added)
+    wait_until_none("messages wait", broker.waiting)
+    counters.expect_each_once(writer.numbers())

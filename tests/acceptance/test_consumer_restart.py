@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
-from tests.acceptance.brokers import Broker, plainly
+from tests.acceptance.brokers import Broker, outbox, plainly
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
@@ -87,8 +87,10 @@ class TestPostgreSQL:
         """Replace the database on the shared server."""
         return private_database_url
 
+    @pytest.mark.parametrize("is_direct", [False, True], ids=["a copy", "the outbox"])
     def test_restarted_as_database_and_broker(
         self,
+        is_direct: bool,
         migrated_server: PostgresServer,
         relays: Relays,
         counters: Counters,
@@ -97,9 +99,14 @@ class TestPostgreSQL:
         rounds: int,
         count: int,
     ) -> None:
-        relays.start(inspection.url)
+        url, waiting = None, counters.waiting
+        if is_direct:
+            broker = outbox(inspection.url)
+            url, waiting = broker.url, broker.waiting
+        else:
+            relays.start(inspection.url)
         for _ in range(2):
-            counters.start()
+            counters.start(url)
         for mode in rounds * _MODES:
             before = counters.count()
             writer.add(count)
@@ -107,7 +114,7 @@ class TestPostgreSQL:
             let_pass(random.uniform(0, 0.3))
             migrated_server.restart(mode)
             writer.reconnect()
-        expect_each_once(counters, writer, counters.waiting, ordered=True)
+        expect_each_once(counters, writer, waiting, ordered=True)
 
 
 def expect_each_once(

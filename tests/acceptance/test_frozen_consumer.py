@@ -19,7 +19,7 @@ OPTIONS: Final = {"rabbitmq": "&heartbeat=2"}
 
 
 @pytest.mark.parametrize(
-    "kind", ["postgres", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+    "kind", ["postgres", "direct", "rabbitmq", *map(as_variant, ("redis", "nats"))]
 )
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,
@@ -33,8 +33,9 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     count = 5_000 if full else 100
     url = broker.url + OPTIONS.get(kind, "")
     frozen, other = (counters.start(url, IMPATIENT) for _ in range(2))
-    relays.start(broker.url)
-    if kind == "postgres":
+    if broker.relayed:
+        relays.start(broker.url)
+    if broker.ordered:
         wait_for("they share the lanes", lambda: len(counters.shares(broker.url)) == 2)
     with psycopg.connect(inspection.url) as gate:
         # Handlers wait at their INSERT, so the frozen process is certain to have some.

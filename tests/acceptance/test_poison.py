@@ -10,10 +10,11 @@ import pytest
 from inbox.sources.rabbitmq import RabbitMQSource
 from outbox.brokers.sqs.connection import resource_name
 from pillarbox import Message
-from tests.acceptance.brokers import QUICK, as_variant
+from tests.acceptance.brokers import QUICK, as_variant, outbox
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import Processes, command_line
+from tests.fixtures.relay import insert
 from tests.fixtures.sources import publish
 from tests.fixtures.sqs import Aws
 from tests.fixtures.waiting import wait_for
@@ -66,9 +67,22 @@ def sqs_url(shared_sqs: SqsServer, aws: Aws) -> str:
 
 
 @pytest.fixture
+def outbox_url(database_url: str) -> str:
+    return outbox(database_url, TOPIC, consumer=NAME).url
+
+
+@pytest.fixture
 def broker(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(request.param)
     return url
+
+
+async def put(broker: str, inspection: Inspection, *messages: Message) -> None:
+    """Publish to a broker, or add to the outbox that the consumer reads."""
+    if "direct=true" in broker:
+        insert(inspection.url, *messages)
+    else:
+        await publish(broker, *messages)
 
 
 def deaths_until_settled(
@@ -116,6 +130,7 @@ def expect_outcomes(
     ("broker", "uncounted"),
     [
         ("database_url", 0),
+        ("outbox_url", 0),
         ("redis_url", 1),
         as_variant("nats_url", 1),
         as_variant("bound_rabbitmq_url", 1),
@@ -140,14 +155,15 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
         for n in range(count)
     ]
     inspection.run(TABLES)
-    await publish(broker, *messages)
+    await put(broker, inspection, *messages)
     deaths = deaths_until_settled(processes, inspection, count, broker)
     assert deaths in range(MAX_ATTEMPTS + uncounted, MAX_ATTEMPTS + 2)
     expect_outcomes(inspection, count, [poison], REASON)
 
 
+@pytest.mark.parametrize("broker", ["database_url", "outbox_url"], indirect=True)
 async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
-    database_url: str, processes: Processes, inspection: Inspection
+    broker: str, processes: Processes, inspection: Inspection
 ) -> None:
     count, poisons = 80, (40, 41)
     messages = [
@@ -155,9 +171,9 @@ async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
         for n in range(count)
     ]
     inspection.run(TABLES)
-    await publish(database_url, *messages)
+    await put(broker, inspection, *messages)
     deaths = deaths_until_settled(
-        processes, inspection, count, database_url, "consumer_of_batches"
+        processes, inspection, count, broker, "consumer_of_batches"
     )
     # Each death uses up a start of one of them, or of both while in the same batch.
     assert deaths <= len(poisons) * MAX_ATTEMPTS

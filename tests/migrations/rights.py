@@ -93,6 +93,11 @@ ALLOWED = {
         "SELECT failure, outbox.clock_problem() FROM outbox.upkeep_failure",
         "SELECT * FROM outbox.retiring_partition",
     ],
+    "operator": [
+        DEFER,
+        "UPDATE outbox.reader SET role = 'billing_role' WHERE reader = 'main'",
+        "UPDATE outbox.subscription SET ended_at = now() WHERE reader = 'main'",
+    ],
     "consumer": [
         RECEIVE,
         "SELECT * FROM outbox.partition_health",
@@ -197,6 +202,27 @@ FORBIDDEN = {
         "SELECT outbox.make_partitions('outbox.message')",
         "TABLE partman.part_config",
         "SET ROLE pillarbox_owner",
+        "SET ROLE pillarbox_operator",
+        "UPDATE outbox.subscription SET ended_at = now()",
+        "DELETE FROM outbox.subscription",
+        "UPDATE outbox.reader SET role = 'mine'",
+    ],
+    "reader": [
+        ADD,
+        SETTLE.replace("now(), 1,", "now(), 2,"),
+        DEFER,
+        GIVE_UP.format(schema="outbox"),
+        "SELECT setval('outbox.deferral_entry_seq', 1)",
+        "SELECT * FROM outbox.dead_letter FOR UPDATE",
+        "SELECT * FROM inbox.message",
+        "INSERT INTO outbox.reader (reader) VALUES ('mine')",
+        "UPDATE outbox.reader SET role = 'mine'",
+        "UPDATE outbox.subscription SET ended_at = now()",
+        "ALTER TABLE outbox.position DISABLE TRIGGER position_of_reader",
+        "SET session_replication_role = replica",
+        "CREATE TABLE outbox.mine (id int)",
+        "SET ROLE pillarbox_relay",
+        "SET ROLE pillarbox_owner",
     ],
     "consumer": [
         ADD,
@@ -250,10 +276,14 @@ CHANGES = {
     "relay": {
         "INSERT": [
             *("inbox.message", 'outbox."position"', "outbox.dead_letter"),
-            *("outbox.deferral", "outbox.reader", "outbox.subscription"),
+            "outbox.deferral",
         ],
-        "UPDATE": ["outbox.dead_letter", "outbox.reader", "outbox.subscription"],
+        "UPDATE": ["outbox.dead_letter", "outbox.reader"],
     },
+    "reader": {
+        "INSERT": ['outbox."position"', "outbox.dead_letter", "outbox.deferral"],
+    },
+    "operator": {"UPDATE": ["outbox.reader", "outbox.subscription"]},
     "consumer": {
         "INSERT": [
             *('inbox."position"', "inbox.dead_letter", "inbox.deferral"),
@@ -273,6 +303,9 @@ _DISCARD = {"status", "updated_at", "discard_reason", "discarded_by"}
 _RETRY = {"retry_count", "retry_after", "error_reason", "error_stacktrace"}
 UPDATED = {
     ("relay", "outbox.dead_letter"): _DISCARD | _RETRY,
+    ("relay", "outbox.reader"): {"broker", "broker_since"},
+    ("operator", "outbox.reader"): {"role"},
+    ("operator", "outbox.subscription"): {"ended_at"},
     ("consumer", "inbox.dead_letter"): _DISCARD | _RETRY,
     **{("web", table): _DISCARD for table in _OF_DEAD_LETTERS},
     ("web", "outbox.operation"): {

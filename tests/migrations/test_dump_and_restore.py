@@ -52,6 +52,8 @@ KEPT = (
     "INSERT INTO outbox.kept_partition"
     " VALUES ('public.sale', 'inbox.message', '2020-01-01', '2020-01-02')"
 )
+GONE = "UPDATE outbox.reader SET role = 'gone' WHERE reader = 'main'"
+"""A role of the application, which was not restored."""
 HEALTH = (
     "SELECT min(ahead) >= 9, bool_and(has_today), sum(defaults), max(owners)"
     " FROM outbox.partition_health"
@@ -143,6 +145,7 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_restore(
         add_old(source, 25)
         fill(source)
         execute(source, "UPDATE outbox.partition_policy SET premake = 9")
+        execute(source, GONE)
         execute(source, DROPPED)
         execute(source, KEPT)
         execute(source, "SELECT outbox.finish_detached('outbox.message')")
@@ -171,4 +174,10 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_restore(
     assert execute(url, EXPIRED) == []
     _, findings = doctor(url)
     # fill() adds dead letters and failing processes.
-    assert {(f["check"], f["severity"]) for f in findings} == {("failures", "warning")}
+    assert {(f["check"], f["severity"]) for f in findings} == {
+        ("failures", "warning"),
+        ("grants", "warning"),
+    }
+    assert "the role of reader main, gone, doesn't exist" in {
+        f["finding"] for f in findings
+    }

@@ -85,7 +85,7 @@ def test_no_role_can_change_other_rows_or_columns(database_url: str) -> None:
         assert found == names, (role, table)
 
 
-def test_only_a_relay_and_a_consumer_can_read_contents_each_on_its_side(
+def test_only_who_runs_readers_or_consumers_can_read_contents_on_its_side(
     database_url: str,
 ) -> None:
     readers = execute(
@@ -100,7 +100,11 @@ def test_only_a_relay_and_a_consumer_can_read_contents_each_on_its_side(
            AND r.fact ~ (' to SELECT( of ' || a.attname || ')?$') ORDER BY 1
         """,
     )
-    assert readers == [("consumer", "inbox"), ("relay", "outbox")]
+    assert readers == [
+        ("consumer", "inbox"),
+        ("reader", "outbox"),
+        ("relay", "outbox"),
+    ]
 
 
 def test_roles_of_others_may_not_even_enter_the_schemas(database_url: str) -> None:
@@ -127,6 +131,7 @@ def test_only_job_roles_can_log_in_and_only_the_detacher_is_an_owner(
     assert sorted(members) == [
         ("pillarbox_monitor", "pillarbox_web"),
         ("pillarbox_owner", "pillarbox_detacher"),
+        ("pillarbox_relay", "pillarbox_operator"),
     ]
 
 

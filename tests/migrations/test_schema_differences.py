@@ -35,6 +35,10 @@ CHANGED = {
         "DROP TRIGGER message_doorbell ON inbox.message",
         "inbox.message lacks its trigger message_doorbell",
     ),
+    "a trigger that is gone, without which a role stores what is others'": (
+        "DROP TRIGGER deferral_of_reader ON outbox.deferral",
+        "outbox.deferral lacks its trigger deferral_of_reader",
+    ),
     "a constraint that is gone": (
         "ALTER TABLE outbox.position DROP CONSTRAINT late_part",
         'outbox."position" lacks its constraint late_part',

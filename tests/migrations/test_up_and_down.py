@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.administration.names import ROLES
 from outbox.cli.main import main
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.testing.lifetime import free_port
@@ -53,7 +54,7 @@ def test_a_removal_leaves_what_is_others_and_the_printed_sql_restores_the_schema
     assert is_empty(snapshot(database_url))
     # The roles are used in the database of which this one is a copy.
     roles = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
-    assert execute(database_url, roles) == [(8,)]
+    assert execute(database_url, roles) == [(len(ROLES),)]
 
     run_in_psql(database_url, migration_sql(with_cron=False), tmp_path)
     assert snapshot(database_url) == first

@@ -52,6 +52,8 @@ class Row(NamedTuple):
     is_committed: bool = False
     is_other: bool = False
     """Whether its topic is not one of the reader's."""
+    is_added: bool = False
+    """Whether its topic is added to the reader's later."""
 
 
 class Writer(NamedTuple):
@@ -76,6 +78,15 @@ class Database(NamedTuple):
     rows: tuple[Row, ...] = ()
     start: Position | None = Position()
     """The position of a day for which none is stored; None: no reader is created."""
+    topic: Position | None = None
+    """Where the added topic begins; None: claims can't see it."""
+    adding: Position | None = None
+    """What `topic` will be, once the transaction commits that changes it."""
+    has_begun: bool = False
+    is_dropped: bool = False
+    """Whether the reader was dropped; it gets `topic` since it returned."""
+    returned: Position | None = None
+    """Where `topic` began at first."""
     stored: tuple[Stored, ...] = ()
     """The last stored row of each day."""
     numbers: frozenset[tuple[Day, int]] = frozenset()
@@ -116,6 +127,8 @@ class Owner(NamedTuple):
     """Whether the server has not crashed since the session began in which it read."""
     acked: frozenset[int] = frozenset()
     """Rows that the broker took, but whose settlement a crash has prevented."""
+    topic: Position | None = None
+    """The added topic, as it remembers it, if it does."""
 
 
 class Budget(NamedTuple):
@@ -139,6 +152,8 @@ class Budget(NamedTuple):
     """How often the clock steps back over midnight."""
     drops: int = 0
     """How many days are dropped, once they have passed and all is done."""
+    returns: int = 0
+    """How often the reader is dropped and returns."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
 
@@ -173,9 +188,10 @@ class LogModel:
     Args:
         scripts: what each writer does: `x` gets a transaction id, another letter writes
             a row with that key, `-` one without a key, `S` one that is scheduled, `O`
-            one of a topic that the reader doesn't get; `(`
-            writes one of key k in a savepoint, `)` rolls it back; `p` prepares the
-            transaction, `.` commits, `?` commits or rolls back, `|` begins again.
+            one of a topic that the reader doesn't get, `N` one of key k of a topic that
+            is added to the reader's at any moment; `(` writes one of key k in a
+            savepoint, `)` rolls it back; `p` prepares the transaction, `.` commits, `?`
+            commits or rolls back, `|` begins again.
         most: the maximum number of rows in a claim.
         days: how many days there are.
         fence: what keeps a former owner from settling: the unique `number`, its
@@ -207,6 +223,11 @@ class LogModel:
         trusts_acks: whether the broker's answers from before a crash count.
         set_back: by how many numbers the sequence is set back.
         slack: how many numbers below the floors claims read again.
+        remembers_topics: a relay reads the topics when it takes the lane.
+        begins_at_once: a topic begins in the snapshot of the transaction that adds it.
+        starts_at_topic: a takeover starts where the last topic begins.
+        return_moves_fence: a reader that returns stores a position.
+        return_ends_entries: a reader that returns ends what waits.
     """
 
     scripts: Sequence[str]
@@ -237,6 +258,15 @@ class LogModel:
     trusts_acks: bool = True
     set_back: int = 99
     slack: int = 0
+    remembers_topics: bool = False
+    begins_at_once: bool = False
+    starts_at_topic: bool = False
+    return_moves_fence: bool = True
+    return_ends_entries: bool = True
+
+    @property
+    def keeps_numbers(self) -> bool:
+        return bool(self.budget.losses or self.budget.returns)
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -290,7 +320,7 @@ class LogModel:
                 ),
             )
             return
-        key = {"(": "k", "S": "-", "O": "-"}.get(what, what)
+        key = {"(": "k", "N": "k", "S": "-", "O": "-"}.get(what, what)
         if key not in "-x" and any(
             row.key == key and not row.is_committed and row.writer != number
             for row in database.rows
@@ -344,6 +374,7 @@ class LogModel:
             ),
             what == "S",
             is_other=what == "O",
+            is_added=what == "N",
         )
         yield (
             f"writes row {row.id} of key {key}, seq {seq}",
@@ -389,6 +420,8 @@ class LogModel:
             floors = owner.floors.note(database.next_xid, database.next_seq - 1)
             owner = owner._replace(floors=floors)
         owner = owner._replace(entries=self.remember(database.entries))
+        if self.remembers_topics:
+            owner = owner._replace(topic=database.topic)
         yield "a relay takes the lane", _with_owner(state, number, owner)
 
     def new_progress(self, state: State, days: Iterable[Day]) -> Progress:
@@ -409,8 +442,11 @@ class LogModel:
             }
         if self.new_days_continue:
             lowest = {day: seq for day, seq in lowest.items() if day == DAYS[0]}
+        start = database.start
+        if self.starts_at_topic and database.topic is not None:
+            start = database.topic
         return self.progress.take_over(
-            dict.fromkeys(days, database.start),
+            dict.fromkeys(days, start),
             database.stored,
             self.take_snapshot(database),
             database.next_xid,
@@ -482,7 +518,7 @@ class LogModel:
         if any((row.day, row.number) in state.database.numbers for row in rows):
             return _with_owner(state, number, None)
         state = state._replace(
-            database=store_positions(state.database, rows, keep=self.budget.losses > 0)
+            database=store_positions(state.database, rows, keep=self.keeps_numbers)
         )
         if owner.has_lease:
             after = self.new_progress(state, DAYS[: self.days])
@@ -510,7 +546,8 @@ class LogModel:
             up_to = max(row.seq for row in rows.values())
         next_xid = snapshot.xmax if self.floors_by_xmax else database.next_xid
         after = owner.progress.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
-        others = [row for row in found if row.is_other]
+        topic = owner.topic if self.remembers_topics else database.topic
+        others = [row for row in found if not _brings(database, topic, row)]
         found = [row for row in found if row not in others]
         seen = max(position.up_to for _, position in after.days)
         owner = owner._replace(floors=owner.floors.note(next_xid, seen))
@@ -702,6 +739,7 @@ class LogModel:
                     if other in rows
                     and rows[other].is_committed
                     and not rows[other].is_scheduled
+                    and is_own(state.database, rows[other])
                 }
                 if self.is_ordered and missing:
                     raise BrokenPromiseError(
@@ -732,7 +770,7 @@ class LogModel:
         if is_refused:
             # It forgets what it remembers, and takes over if the lane is still its.
             return _with_owner(state, number, None)
-        positions = store_positions(database, rows, keep=self.budget.losses > 0)
+        positions = store_positions(database, rows, keep=self.keeps_numbers)
         entries = dict(database.entries)
         for id in batch.publish:
             entries.pop(id, None)
@@ -777,8 +815,46 @@ class LogModel:
 
     # Events.
 
+    def add_topic(self, database: Database) -> Iterator[tuple[str, Database]]:
+        """Do what `outbox.subscribe` does, each time in a transaction of its own."""
+        if database.adding is not None:
+            if database.is_dropped and database.returned is None:
+                database = self.return_at(database, database.adding)
+            has_begun = self.begins_at_once or database.topic is not None
+            yield (
+                "the topic is there" if has_begun else "the topic is added",
+                database._replace(
+                    topic=database.adding, adding=None, has_begun=has_begun
+                ),
+            )
+        elif not database.has_begun and database.start is not None:
+            since = Position(database.next_seq - 1, self.take_snapshot(database))
+            yield "a process adds the topic", database._replace(adding=since)
+
+    def return_at(self, database: Database, since: Position) -> Database:
+        """End what waits, and begin anew."""
+        number = max((row.number for row in database.stored), default=0) + 1
+        rows = [Stored(day, number, since) for day in DAYS[: self.days]]
+        if self.return_moves_fence:
+            database = store_positions(database, rows, keep=True)
+        if self.return_ends_entries:
+            database = database._replace(entries=())
+        return database._replace(returned=since)
+
     def happen(self, state: State) -> Iterator[tuple[str, State]]:
         database, budget = state.database, state.budget
+        if database.is_dropped or any("N" in script for script in self.scripts):
+            for name, added in self.add_topic(database):
+                yield name, state._replace(database=added)
+        if budget.returns:
+            yield (
+                "the reader is dropped",
+                state._replace(
+                    database=database._replace(is_dropped=True),
+                    budget=budget._replace(returns=budget.returns - 1),
+                    may_repeat=True,
+                ),
+            )
         for id, entry in database.entries:
             if entry in {REFUSED, SCHEDULED}:
                 due = {
@@ -992,7 +1068,15 @@ class LogModel:
             return
         entries = dict(database.entries)
         for row in database.rows:
-            if not row.is_committed or row.is_other or row.id in state.exempt:
+            if (
+                row.id in entries
+                and database.returned is not None
+                and database.returned.covers(row.seq, row.xid, _base(database))
+            ):
+                raise BrokenPromiseError(f"row {row.id} is from before the return")
+            if not (row.is_committed and is_own(database, row)) or (
+                row.id in state.exempt
+            ):
                 continue
             is_done, entry = is_covered(database, row), entries.get(row.id)
             if is_done and entry is None and row.id not in state.published:
@@ -1005,10 +1089,25 @@ class LogModel:
     def check_end(self, state: State) -> None:
         entries = dict(state.database.entries)
         for row in state.database.rows:
-            if not row.is_committed or row.is_other or row.id in state.exempt:
+            if not (row.is_committed and is_own(state.database, row)) or (
+                row.id in state.exempt
+            ):
                 continue
             if row.id not in state.published or row.id in entries:
                 raise BrokenPromiseError(f"row {row.id} is never published")
+
+
+def is_own(database: Database, row: Row) -> bool:
+    """Whether the reader gets a row, as the views say."""
+    return _brings(database, database.topic, row) and (
+        database.has_begun or not (row.is_added or database.is_dropped)
+    )
+
+
+def _brings(database: Database, topic: Position | None, row: Row) -> bool:
+    if row.is_added or database.is_dropped:
+        return topic is not None and not topic.covers(row.seq, row.xid, _base(database))
+    return not row.is_other
 
 
 def is_covered(database: Database, row: Row) -> bool:

@@ -59,6 +59,20 @@ SMALL = {
     "a reader of some topics that starts now": LogModel(
         ["xO-.", "kO."], most=2, from_now=True
     ),
+    "a topic that is added beside late rows": LogModel(["xN.", "kN.", "N."], most=2),
+    "a topic that is added, and a kill": LogModel(["xN.", "kN."], Budget(kills=1)),
+    "a topic that is added, and a lost lease": LogModel(
+        ["N.", "N."], Budget(losses=1), most=2
+    ),
+    "a topic that is added to a reader that starts now": LogModel(
+        ["xN.", "kN."], Budget(kills=1), most=2, from_now=True
+    ),
+    "a reader that returns, a refusal and a late row": LogModel(
+        ["k.", "xk."], Budget(refusals=1, returns=1), most=2
+    ),
+    "a reader that returns, and a kill": LogModel(
+        ["k.", "xk."], Budget(kills=1, returns=1), most=2
+    ),
     "a row inserted by hand, without floors": LogModel(
         ["kk.", "xk."], Budget(by_hand=1), has_floors=False
     ),
@@ -122,6 +136,12 @@ SMALL = {
     ),
 }
 LARGE = {
+    "a reader that returns, a kill and a lost lease": LogModel(
+        ["k.", "k."], Budget(kills=1, losses=1, returns=1), most=2
+    ),
+    "a topic that is added, a refusal and a lost lease": LogModel(
+        ["N.", "xN."], Budget(refusals=1, losses=1), most=2
+    ),
     "two midnights, a clock that steps back and a kill": LogModel(
         ["x-k.", "k-."], Budget(kills=1, midnights=2, steps_back=1), days=2
     ),
@@ -189,6 +209,19 @@ class ClaimsAsOfNow(Progress):
 
 
 BROKEN = {
+    "a reader returns to what waits": LogModel(
+        ["k."], Budget(refusals=1, returns=1), return_ends_entries=False
+    ),
+    "a process settles what it had before its reader returned": LogModel(
+        ["k."], Budget(refusals=1, returns=1, kills=1), return_moves_fence=False
+    ),
+    "a relay remembers the topics": LogModel(["N.", "N."], remembers_topics=True),
+    "a topic begins before claims can see it": LogModel(
+        ["k.", "N."], begins_at_once=True
+    ),
+    "a takeover starts where the last topic begins": LogModel(
+        ["k.", "N."], starts_at_topic=True
+    ),
     "ignores late rows": LogModel(["xk.", "-."], claims_late=False),
     "takes over without a look for late rows": LogModel(
         ["xk.", "-."], Budget(kills=1), finds_late=False

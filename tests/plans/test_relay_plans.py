@@ -7,10 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
 from outbox.log.position import Snapshot
 from outbox.log.takeover import xids_of
 from outbox.testing.postgres import PostgresServer
-from relay.reader import ALL
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import DAYS_BACK, Explain, Explained, explaining
 
@@ -66,7 +67,7 @@ def claim(
         "newest": newest,
         "max_read": 2500,
         "max_rows": 500,
-        **ALL.parameters,
+        "gets_all": True,
         **LIMITS,
         **changes,
     }
@@ -159,10 +160,13 @@ def test_a_claim_reads_a_bounded_number_of_others_messages_and_returns_one_a_lan
     backlog_url: str, today: datetime
 ) -> None:
     lanes = [*range(16, 28)]
-    asked = claim(today, today + DAY, lanes, topics=["x"], prefixes=[], max_read=50)
+    asked = claim(today, today + DAY, lanes, gets_all=False, max_read=50)
+    with administration(backlog_url, application_name="test") as connection:
+        for number in range(50):
+            add_reader(connection, f"r{number}", ["x", "y.*"], broker="redis://b")
 
     with explaining(backlog_url) as explain:
-        plan = explain("claim_batch", **asked)
+        plan = explain("claim_batch", reader="r7", **asked)
 
     assert plan.sorts() == []
     assert plan.indexes() == {"message_lane_idx"}

@@ -6,7 +6,7 @@ to its own process. So it claims, orders, defers and takes lanes over as all rel
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final, Self
@@ -21,8 +21,9 @@ from inbox.poison.history import (
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from inbox.sources.postgres.ready import Ready
-from outbox.brokers.postgres import DIRECT, PostgresOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, DatabaseUnavailableError
+from outbox.brokers.options import DIRECT
+from outbox.brokers.postgres import PostgresOptions
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
 from outbox.postgres.connection import connect
@@ -49,6 +50,7 @@ _MAX_CLAIMS: Final = 4
 """So many claims' worth of messages are ready at most, if some tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
+_TO_END: Final = "only pillarbox readers drop ends that, for all topics of the reader"
 
 
 class _Handover:
@@ -94,6 +96,9 @@ class _Handover:
         )
         self.some.set()
 
+    def withdraw(self, unwanted: Callable[[Handed], bool]) -> list[Handed]:
+        return self.ready.remove(unwanted)
+
     def leave_out(self, tenants: Collection[str]) -> None:
         """Hand out no messages of these tenants, until the next call."""
         self._left_out = frozenset(tenants)
@@ -119,7 +124,7 @@ class DirectSource:
     Args:
         url: the URL of the outbox's database, with `direct=true`.
         consumer: the consumer's name, and that of its reader: see `pillarbox readers`.
-        topics: the topics that it handles; the reader must get all of them.
+        topics: the topics that it handles, which are added to the reader's.
         poll_interval: the maximum wait unless woken.
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
@@ -161,6 +166,7 @@ class DirectSource:
             ),
             observers=[self._on_event],
             reader=consumer,
+            topics=topics,
             broker=DIRECT,
         )
         self.abilities = Abilities(
@@ -172,13 +178,13 @@ class DirectSource:
         )
 
     async def __aenter__(self) -> Self:
-        """Lease lanes, as a relay of the reader.
+        """Add the topics to the consumer's reader; lease lanes, as a relay does.
 
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
-            ConfigError: there is no such reader, it gets less than what is handled, the
-                role isn't a member of pillarbox_relay, or the URL leads through a
-                pooler.
+            ConfigError: the reader of this name belongs to relays, or discards its
+                messages; the role isn't a member of pillarbox_relay; or the URL leads
+                through a pooler.
         """
         try:
             self._running = await start(self._relay.run(), self._started)
@@ -207,24 +213,7 @@ class DirectSource:
             self._url, application_name="pillarbox inbox"
         ) as connection:
             record = await self._reader.read(connection)
-        missing = [topic for topic in self._topics if not record.gets(topic)]
-        if missing:
-            raise ConfigError(
-                f"topic={missing[0]}: reader {self._reader.name} doesn't get it; its"
-                " topics never change: pillarbox readers add one with another name"
-            )
-        if record.topics is not None:
-            self._warnings = warn_unhandled(
-                record.topics.patterns,
-                self._topics,
-                "pillarbox readers add one of another name for a consumer with fewer",
-            )
-        if record.broker != DIRECT:
-            raise ConfigError(
-                f"reader={self._reader.name}: its relays publish to {record.broker};"
-                " a consumer with direct=true needs a reader of its own: pillarbox"
-                " readers add NAME --broker 'postgres:///?direct=true'"
-            )
+        self._warnings = warn_unhandled(record.topics or (), self._topics, _TO_END)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return messages that the relay has claimed.

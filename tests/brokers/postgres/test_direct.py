@@ -1,42 +1,67 @@
 """Consumers in the outbox's own database can read it without a relay."""
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
+from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from inbox.sources.postgres.direct import DirectSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, list_readers
+from outbox.administration.readers import add_reader, drop_reader, list_readers
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import LANES, Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import NEVER
+from relay.relay import Relay
+from tests.fixtures.consumers import (
+    DRIVERS,
+    NEVER,
+    POOLS,
+    QUICK,
+    is_plain,
+    numbered,
+    running,
+    sessions_by,
+)
+from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert
+from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
+from tests.fixtures.sources import payloads
 from tests.fixtures.through_proxy import ProxiedUrl
 
 HOUR = timedelta(hours=1)
 BROKER = "postgres:///?direct=true"
 
 
-def add_direct(url: str, name: str, *topics: str, broker: str = BROKER) -> None:
+def add_direct(
+    url: str, name: str, *topics: str, broker: str = BROKER, role: str | None = None
+) -> None:
     with administration(url, application_name="test") as connection:
         if not list_readers(connection, name):
-            wanted = topics or ["*"]
-            add_reader(connection, name, wanted, broker=broker, from_oldest=True)
+            add_reader(
+                connection,
+                name,
+                topics or ["*"],
+                broker=broker,
+                role=role,
+                from_oldest=True,
+            )
 
 
 def direct(url: str) -> str:
@@ -45,12 +70,7 @@ def direct(url: str) -> str:
 
 class TestDirectSource(ProxiedUrl, SourceSuite):
     server = "database_url"
-    capabilities = Capabilities(
-        takes_bytes=False,
-        takes_bytes_as_topic=False,
-        # They become dead letters of the reader.
-        gets_foreign_messages=False,
-    )
+    capabilities = Capabilities(takes_bytes=False, takes_bytes_as_topic=False)
     # A replica that a busy machine delays keeps its lanes.
     hold = 5.0
 
@@ -68,6 +88,16 @@ class TestDirectSource(ProxiedUrl, SourceSuite):
     @override
     async def put(self, *messages: Message) -> None:
         insert(self.direct, *messages)
+
+    @override
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        # A row that no library adds: its id is not a UUIDv7.
+        execute(
+            self.direct,
+            "INSERT INTO outbox.message (id, lane, schema_version, topic, content_type,"
+            " payload) VALUES (gen_random_uuid(), 16, 1, %s, 'x/y', %s)",
+            [topic, payload],
+        )
 
 
 @pytest.fixture
@@ -163,6 +193,31 @@ async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
                 await delivery.ack()
 
 
+HOW: dict[str, Callable[[Delivery], Awaitable[object]]] = {
+    "fails": lambda delivery: delivery.nack(timedelta(0)),
+    "is returned": lambda delivery: delivery.nack(),
+    "is handed back": lambda delivery: delivery.hand_back(timedelta(0)),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_no_message_starts_if_an_earlier_one_of_its_key_waits_meanwhile(
+    how: str, database_url: str
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    insert(database_url, *numbered(5))
+    started = []
+    async with source, asyncio.timeout(60):
+        # At first none is in the log, then all are.
+        for each in (how, "fails", how, "fails", how, *[None] * 5):
+            while not (received := await source.receive(limit=1)):
+                pass
+            started += payloads(received)
+            await (HOW[each](received[0]) if each else received[0].ack())
+    assert started == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
 FALLS = (
     *(f"SELECT setval('outbox.message_seq', last_value - {by})" for by in (1, 3, 400)),
     "SELECT setval('outbox.message_seq', 1, false)",
@@ -185,19 +240,24 @@ async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing
             f"{fall} FROM outbox.message_seq; SELECT outbox.add('t', '{{}}'::jsonb,"
             " key => 'k', tenant => 'again') FROM generate_series(1, 505)",
         )
-        await receive(source, 505, tenant="again")
+        tenants: Counter[str | None] = Counter()
+        while tenants["again"] < 505:
+            # What isn't settled yet when the sequence falls comes again.
+            tenants += await receive(source, 1)
+        assert tenants["again"] == 505
 
 
-async def receive(
-    source: DirectSource, count: int, *, tenant: str | None = None
-) -> None:
-    """Receive and ack as many deliveries of a tenant as there are."""
-    ids: set[UUID] = set()
-    while len(ids) < count:
+async def receive(source: DirectSource, count: int) -> Counter[str | None]:
+    """Receive and ack so many deliveries; return how many each tenant has got."""
+    tenants: Counter[str | None] = Counter()
+    while tenants.total() < count:
         for delivery in await source.receive(limit=100):
-            if delivery.message.tenant == tenant:
-                ids.add(delivery.message.id)
+            tenants[delivery.message.tenant] += 1
             await delivery.ack()
+    return tenants
+
+
+ADD_REPORT = "SELECT outbox.add('reports', '{}'::jsonb, tenant => %s)"
 
 
 async def receive_for_ever(source: DirectSource) -> None:
@@ -237,21 +297,203 @@ async def check_histories(database_url: str) -> None:
     assert histories["new"] is FIRST_DELIVERY
 
 
-async def test_a_consumer_needs_a_reader_of_its_own_that_gets_its_topics(
+@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
+async def test_a_consumers_role_needs_the_rights_of_its_own_reader_only(
+    database_url: str, driver: str
+) -> None:
+    in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
+    with new_role(database_url, "bob", in_roles):
+        add_direct(database_url, "billing", "orders.*", role="bob")
+        add_direct(database_url, "audit")
+        url = login(database_url, "bob")
+        async with sessions_by(url, driver) as sessions:
+            with pytest.raises(ConfigError, match="reader=audit: role bob may not run"):
+                async with running(
+                    handling(Consumer(direct(url), sessions, name="audit"), driver)
+                ):
+                    pass
+            consumer = Consumer(direct(url), sessions, name="billing", retry=QUICK)
+            topics = ("orders.bad", "orders.good", "orders.last")
+            due = datetime.now(UTC) + timedelta(seconds=1)
+            async with running(handling(consumer, driver)) as events:
+                insert(
+                    database_url,
+                    *(Message(topic, b"", key="k") for topic in topics),
+                    Message("orders.late", b"", key="k", available_at=due),
+                )
+                await events.wait_for(MessageHandled, 3)
+                await events.wait_for(MessageDeadLettered)
+    counted = (
+        "SELECT count(*) FROM inbox.receipt",
+        "SELECT count(*) FROM inbox.dead_letter WHERE topic = 'orders.bad'",
+        "SELECT count(*) FROM outbox.unsettled_message WHERE reader = 'billing'",
+    )
+    assert [execute(database_url, query) for query in counted] == [
+        *([(3,)], [(1,)], [(0,)])
+    ]
+    others = "SELECT DISTINCT reader FROM outbox.position WHERE reader <> 'billing'"
+    assert execute(database_url, others) == []
+
+
+async def test_a_consumers_first_start_adds_a_reader_that_only_its_role_may_run(
     database_url: str,
 ) -> None:
-    async def refuse(consumer: str, topic: str, reason: str) -> None:
+    def source(role: str, *topics: str) -> DirectSource:
+        url = direct(login(database_url, role))
+        return DirectSource(url, consumer="billing", topics=topics)
+
+    in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
+    with (
+        new_role(database_url, "bob", in_roles),
+        new_role(database_url, "eve", in_roles),
+    ):
+        async with source("bob", "orders") as bobs, asyncio.timeout(60):
+            insert(database_url, Message("orders", b"", tenant="bob"))
+            assert await receive(bobs, 1) == {"bob": 1}
+        for state in ("is open", "is dropped"):
+            with pytest.raises(ConfigError, match="reader=billing: role eve may not"):
+                async with source("eve", "orders", state):
+                    pass
+            with administration(database_url, application_name="test") as connection:
+                (billing,) = list_readers(connection, "billing")
+                assert (billing.topics, billing.role) == (["orders"], "bob")
+                if state == "is open":
+                    drop_reader(connection, "billing")
+        async with source("bob", "orders", "refunds"):
+            pass
+
+
+def handling(consumer: Consumer, driver: str) -> Consumer:
+    """Add a handler, plain or not, that fails for the topic `orders.bad`."""
+
+    def fail(message: Message) -> None:
+        if message.topic == "orders.bad":
+            raise LookupError
+
+    if is_plain(driver):
+
+        @consumer.handles("orders.*")
+        def handle(_: Any, message: Message) -> None:
+            fail(message)
+
+    else:
+
+        @consumer.handles("orders.*")
+        async def handle_async(_: Any, message: Message) -> None:
+            fail(message)
+
+    return consumer
+
+
+@pytest.mark.parametrize(
+    "name", ["Billing", "two words", "ä" * 256, "billing--reports", "o'hara", "-x"]
+)
+async def test_a_consumer_has_a_reader_from_its_first_start_whatever_its_name(
+    database_url: str, name: str
+) -> None:
+    insert(database_url, Message("orders", b"", tenant="before"))
+    async with (
+        asyncio.timeout(60),
+        DirectSource(direct(database_url), consumer=name, topics=["orders"]) as source,
+    ):
+        insert(database_url, Message("orders", b"", tenant="after"))
+        insert(database_url, Message("others", b"", tenant="others"))
+        assert await receive(source, 1) == {"after": 1}
+    with administration(database_url, application_name="test") as connection:
+        (reader,) = list_readers(connection, name)
+    assert (reader.topics, reader.messages) == (["orders"], 0)
+
+
+async def test_a_newer_replica_adds_its_topics_and_an_older_one_passes_none_of_them(
+    database_url: str,
+) -> None:
+    """The older one owns all lanes."""
+
+    def replica(*topics: str) -> DirectSource:
+        return DirectSource(direct(database_url), consumer="billing", topics=topics)
+
+    async with asyncio.timeout(60), replica("orders") as old:
+        insert(database_url, Message("reports", b"", tenant="before"))
+        with psycopg.connect(database_url) as writer:
+            writer.execute(ADD_REPORT, ("open",))
+            insert(database_url, Message("orders", b"", tenant="orders"))
+            assert await receive(old, 1) == {"orders": 1}
+            async with replica("orders", "reports", "orders.*"):
+                pass
+            insert(database_url, Message("reports", b"", tenant="after"))
+            assert await receive(old, 1) == {"after": 1}
+            writer.commit()
+        assert await receive(old, 1) == {"open": 1}
+    with administration(database_url, application_name="test") as connection:
+        (reader,) = list_readers(connection, "billing")
+    assert reader.topics == ["orders", "orders.*", "reports"]
+
+
+async def test_a_dropped_consumer_returns_for_what_is_new(database_url: str) -> None:
+    async def fail_with(tenant: str) -> None:
+        source = DirectSource(
+            direct(database_url), consumer="billing", topics=["orders"]
+        )
+        received: Sequence[Delivery] = ()
+        async with asyncio.timeout(60), source:
+            insert(database_url, Message("orders", b"", tenant=tenant, key="k"))
+            while not received:
+                received = await source.receive(limit=10)
+            (delivery,) = received
+            assert delivery.message.tenant == tenant
+            await delivery.nack(delay=HOUR)
+
+    await fail_with("before")
+    with administration(database_url, application_name="test") as connection:
+        drop_reader(connection, "billing", discard=True)
+        insert(database_url, Message("orders", b"", tenant="between", key="k"))
+        await fail_with("after")
+        (reader,) = list_readers(connection, "billing")
+    assert reader.messages == 1
+
+
+async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
+    database_url: str,
+) -> None:
+    async def refuse(consumer: str, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
             async with DirectSource(
-                direct(database_url), consumer=consumer, topics=["orders.placed", topic]
+                direct(database_url), consumer=consumer, topics=["orders"]
             ):
                 pass
 
-    await refuse("billing", "orders", r"reader=billing: .*readers add billing")
-    add_direct(database_url, "billing", "orders.*")
-    await refuse("billing", "invoices", "topic=invoices: reader billing")
+    await refuse("main", r"reader=main: belongs to relays, .* give the consumer an")
     add_direct(database_url, "audit", broker="redis://a")
-    await refuse("audit", "orders", r"reader=audit: .*publish to redis://a/0")
+    await refuse("audit", r"reader=audit: belongs to relays, .*publish to redis://a/0")
+    with administration(database_url, application_name="test") as connection:
+        add_reader(connection, "ignored", ["old"], discard=True)
+        for name in ("main", "audit"):
+            drop_reader(connection, name)
+    await refuse("ignored", "reader=ignored: exists, and discards its messages")
+    await refuse("audit", "reader=audit: belongs to relays")
+    await refuse("main", "reader=main: belongs to relays")
+    with (
+        administration(database_url, application_name="test") as connection,
+        pytest.raises(ConfigError, match="reader=main: belongs to relays"),
+    ):
+        add_reader(connection, "main", ["*"], broker=BROKER)
+    with administration(database_url, application_name="test") as connection:
+        add_reader(connection, "main", ["*"], broker="redis://a")
+        (main,) = list_readers(connection, "main")
+    assert (main.broker, main.dropped_at) == ("redis://a/0", None)
+    async with DirectSource(
+        direct(database_url), consumer="billing", topics=["orders"]
+    ):
+        for switch in (False, True):
+            relay = Relay(
+                database_url,
+                ScriptedPublisher(),
+                reader="billing",
+                broker="redis://a",
+                switch_broker=switch,
+            )
+            with pytest.raises(ConfigError, match="reader=billing: belongs to the con"):
+                await relay.run()
 
 
 def test_a_relay_is_refused_such_a_url(database_url: str) -> None:

@@ -203,9 +203,6 @@ async def test_replicas_of_two_releases_share_a_topic_without_a_dead_letter(
     source = with_options(database_url, lease="2s")
     if kind == "direct":
         source = with_options(source, direct=True)
-        with administration(database_url, application_name="test") as connection:
-            broker = "postgres:///?direct=true"
-            add_reader(connection, "billing", ["*"], broker=broker, from_oldest=True)
 
     def release(sessions: Any, *topics: str) -> Consumer:
         consumer = Consumer(source, sessions, name="billing")

@@ -9,12 +9,12 @@ from outbox.log.claims import Claims
 from outbox.log.view import ReadView
 from outbox.postgres.connection import connect, conninfo
 from outbox.postgres.sql_files import load
-from relay.reader import ALL
 from tests.plans.test_relay_plans import LIMITS
 
 CLAIM: dict[str, Any] = {
     **Claims().plan([]).parameters,
-    **ALL.parameters,
+    "reader": "main",
+    "gets_all": False,
     **LIMITS,
     "max_read": 1,
     "max_rows": 1,

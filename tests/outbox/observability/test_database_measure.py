@@ -44,11 +44,11 @@ def _without_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def measuring(
-    url: str, seconds: float = 0.05, scope: Scope = RELAY
+    url: str, seconds: float = 0.05, scope: Scope = RELAY, *, role: str | None = None
 ) -> AsyncIterator[RecordedEvents]:
     """Measure in the role of a relay or a consumer until the end of the block."""
     events = RecordedEvents()
-    role = "pillarbox_relay" if scope is RELAY else "pillarbox_consumer"
+    role = role or ("pillarbox_relay" if scope is RELAY else "pillarbox_consumer")
     measure = DatabaseMeasure(
         lambda: as_role(url, role), scope, seconds=seconds, notify=events
     )
@@ -62,10 +62,14 @@ async def measuring(
 
 
 @pytest.mark.week
-async def test_a_relay_can_measure_everything(database_url: str) -> None:
+@pytest.mark.parametrize("role", ["pillarbox_relay", "pillarbox_reader"])
+async def test_a_relay_can_measure_everything(database_url: str, role: str) -> None:
     insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
 
-    async with measuring(database_url) as events, measuring(database_url) as replica:
+    async with (
+        measuring(database_url, role=role) as events,
+        measuring(database_url, role=role) as replica,
+    ):
         measured, *_ = await events.wait_for(DatabaseMeasured)
         await replica.wait_for(DatabaseMeasured)
 
