@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.brokers.options import DIRECT
+from outbox.administration.readers import list_consumers
 from outbox.errors import ConfigError
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.sql_files import load
@@ -95,10 +95,7 @@ def count_receipts(
     Raises:
         ConfigError: the role can't read receipts.
     """
-    row = connection.execute(
-        load("relay", "read_reader"), {"reader": choice.reader}
-    ).fetchone()
-    if row is None or row[0] != DIRECT:
+    if choice.reader not in list_consumers(connection):
         return None
     try:
         statement = load("relay", "count_receipts")
