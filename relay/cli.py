@@ -47,7 +47,12 @@ from relay.dead_letters.side import SIDE
 from relay.events import RelayStarted
 from relay.relay import Relay
 from relay.renewed_publisher import publisher_of
-from relay.replay import ReplayCriteria, count_published, replay_published
+from relay.replay import (
+    ReplayCriteria,
+    count_published,
+    count_receipts,
+    replay_published,
+)
 
 if TYPE_CHECKING:
     from outbox.observability.prometheus import PrometheusEvents
@@ -213,7 +218,7 @@ def replay(
     dry_run: DryRun = False,
     database: Database = None,
 ) -> None:
-    """Publish messages again, selected by topic, key and time."""
+    """Publish or handle messages again, selected by topic, key and time."""
     choice = ReplayCriteria(
         since=since,
         until=until or datetime.now(UTC),
@@ -227,6 +232,13 @@ def replay(
     with opened(database, "replay", rights=rights) as connection:
         found = count_published(connection, choice)
         total = sum(topic.messages for topic in found)
+        receipts = count_receipts(connection, choice)
+        if receipts is not None:
+            write_line(
+                f"{reader} is a consumer: of {total} that match, it skips {receipts}"
+                " for which it has receipts here; if its handlers' database is another"
+                " one, its receipts are there"
+            )
         if dry_run:
             if found:
                 write_table(_PUBLISHED_COLUMNS, [astuple(it) for it in found])
@@ -244,4 +256,5 @@ def replay(
                 max_per_second=rate,
                 on_batch=show_progress,
             )
-    write_line(f"{replayed} replayed: ready to be published again")
+    again = "published" if receipts is None else "handled"
+    write_line(f"{replayed} replayed: ready to be {again} again")

@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.brokers.options import DIRECT
+from outbox.administration.readers import list_consumers
 from outbox.errors import ConfigError
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.sql_files import load
@@ -76,16 +77,36 @@ class Published:
 def count_published(
     connection: AdministrationConnection, choice: ReplayCriteria
 ) -> list[Published]:
-    """Count the matching messages by topic; `max_rows` is ignored.
-
-    Raises:
-        ConfigError: the reader is a consumer.
-    """
-    _refuse_consumer(connection, choice.reader)
+    """Count the matching messages by topic; `max_rows` is ignored."""
     with connection.cursor(row_factory=class_row(Published)) as cursor:
         return cursor.execute(
             load("relay", "count_published"), choice.parameters()
         ).fetchall()
+
+
+def count_receipts(
+    connection: AdministrationConnection, choice: ReplayCriteria
+) -> int | None:
+    """Count the matching messages that a consumer skips, since it has handled them.
+
+    Returns None if relays publish the reader's messages. Only receipts in this database
+    are counted; those of a consumer are in its handlers' database.
+
+    Raises:
+        ConfigError: the role can't read receipts.
+    """
+    if choice.reader not in list_consumers(connection):
+        return None
+    try:
+        statement = load("relay", "count_receipts")
+        counted = connection.execute(statement, choice.parameters()).fetchone()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigError(
+            f"reader={choice.reader}: is a consumer, and this role can't count its"
+            " receipts: GRANT pillarbox_consumer TO it"
+        ) from error
+    assert counted is not None
+    return int(counted[0])
 
 
 def replay_published(
@@ -106,11 +127,7 @@ def replay_published(
     Args:
         connection: in autocommit mode.
         on_batch: called with the number of messages made ready so far.
-
-    Raises:
-        ConfigError: the reader is a consumer.
     """
-    _refuse_consumer(connection, choice.reader)
     replayed = 0
     started = time.monotonic()
     for batch in _batches(connection, choice, batch_size):
@@ -128,20 +145,6 @@ def replay_published(
         if max_per_second is not None:
             sleep(max(0.0, started + replayed / max_per_second - time.monotonic()))
     return replayed
-
-
-def _refuse_consumer(connection: AdministrationConnection, reader: str) -> None:
-    # Its receipts are in its handlers' database, which may be another one.
-    record = connection.execute(
-        load("relay", "read_reader"), {"reader": reader}
-    ).fetchone()
-    if record is not None and record[0] == DIRECT:
-        raise ConfigError(
-            f"reader={reader}: is a consumer, which skips messages that it has receipts"
-            " for; pillarbox dead-letters retry --side inbox handles its dead letters"
-            " again, and a consumer with another name handles all messages: pillarbox"
-            " readers add NAME --broker 'postgres:///?direct=true' --from-oldest"
-        )
 
 
 def _batches(

@@ -170,7 +170,7 @@ COMMENT ON TABLE outbox.deferral IS
     'a log, never updated: why a message waits, until when, and the replays that were requested';
 COMMENT ON COLUMN outbox.deferral.created_at IS 'when the message was created';
 COMMENT ON COLUMN outbox.deferral.run IS '0: the first publication; n: the n-th replay';
-COMMENT ON COLUMN outbox.deferral.attempts IS 'how often the broker has refused it in this run; an unavailable broker does not count';
+COMMENT ON COLUMN outbox.deferral.attempts IS 'how often the broker has refused it in this run, or the consumer; an unavailable broker does not count';
 COMMENT ON COLUMN outbox.deferral.cause IS
     'scheduled: not due yet; refused; postponed: refused without a charge; blocked: its key waits; aside: too large to be loaded; unknown: the broker did not answer; open: its handler runs; found: behind a position; replayed: requested again; settled: ends the run';
 COMMENT ON COLUMN outbox.deferral.outcome IS
@@ -528,11 +528,11 @@ COMMENT ON COLUMN outbox.message_status.state IS
     'ready; scheduled: not due yet; waiting: refused, to be tried again; blocked: its key waits; published; handled: its consumer has handled it, or has a dead letter of it; dead_lettered; unrouted: no reader gets its topic; discarded: none is to publish it';
 COMMENT ON COLUMN outbox.message_status.reader IS 'who is to publish or handle it; null: nobody';
 COMMENT ON COLUMN outbox.message_status.run IS '0: the first publication; n: the n-th replay';
-COMMENT ON COLUMN outbox.message_status.attempts IS 'how often the broker has refused it in this run; an unavailable broker does not count';
+COMMENT ON COLUMN outbox.message_status.attempts IS 'how often the broker has refused it in this run, or the consumer; an unavailable broker does not count';
 COMMENT ON COLUMN outbox.message_status.available_at IS 'when it is due, or was scheduled for; null: at once, when its key is free, or settled';
 COMMENT ON COLUMN outbox.message_status.published_at IS 'when the first acknowledgement of the broker, or of the consumer, was recorded; a replay doesn''t change it';
 COMMENT ON COLUMN outbox.message_status.dead_lettered_at IS 'when it was dead-lettered; null: not in this run';
-COMMENT ON COLUMN outbox.message_status.last_error IS 'why the broker refused it last in this run';
+COMMENT ON COLUMN outbox.message_status.last_error IS 'why the broker or the consumer refused it last in this run';
 
 -- Reads the log once, whatever it holds. A query that doesn't ask for topics doesn't read messages.
 CREATE VIEW outbox.deferred_message AS

@@ -76,6 +76,12 @@ def list_readers(
         ).fetchall()
 
 
+def list_consumers(connection: AdministrationConnection) -> list[str]:
+    """Return the names of readers that are consumers, and weren't dropped."""
+    rows = connection.execute(load("outbox", "list_reading_consumers"))
+    return [name for (name,) in rows]
+
+
 def add_reader(
     connection: AdministrationConnection,
     name: str,

@@ -106,7 +106,7 @@ def _add(
     ] = False,
     database: Database = None,
 ) -> None:
-    """Add a reader: a consumer, or one for relays; or add topics to a reader."""
+    """Add a reader, for relays with --reader NAME or a consumer, or topics to it."""
     url = None if discard else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(

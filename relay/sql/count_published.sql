@@ -6,7 +6,7 @@ SELECT topic, count(*) AS messages, min(created_at) AS oldest, max(created_at) A
   FROM outbox.message_status
  WHERE created_at >= %(since)s
    AND created_at < %(until)s
-   AND state = 'published'
+   AND state IN ('published', 'handled')
    AND (reader = %(reader)s) IS TRUE
    AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
    AND (CAST(%(topic_prefix)s AS text) IS NULL

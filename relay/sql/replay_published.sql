@@ -8,6 +8,6 @@ SELECT created_at, clock_timestamp(), seq, id, run + 1, lane, 'replayed', reader
  WHERE id = ANY (%(ids)s::uuid[])
    AND created_at BETWEEN %(first)s AND %(last)s
    -- Another replay may have requested it in the meantime.
-   AND state = 'published'
+   AND state IN ('published', 'handled')
    AND (reader = %(reader)s) IS TRUE
  ORDER BY seq

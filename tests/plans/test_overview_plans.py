@@ -199,6 +199,26 @@ def test_without_a_relay_older_days_are_read_too(url: str) -> None:
     assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
 
 
+def test_what_waits_for_a_consumer_is_found_without_reading_settled_messages(
+    url: str,
+) -> None:
+    broker = "UPDATE outbox.reader SET broker = %s"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(broker, ["direct"])
+        scope = Scope(parts=["processes", "backlogs", "consumers"], patience=PATIENCE)
+        overview, scans = read(url, scope)
+        connection.execute(broker, [None])
+
+    assert overview.missing == ()
+    assert overview.outbox is not None
+    assert overview.outbox.messages == 0
+    lags = {it.name: it.lag.messages for it in overview.consumers if it.lag}
+    assert lags == {"billing": FRESH, "main": FRESH + WAITING}
+    assert from_end_to_end(scans) == set()
+    # Of both tables: each waiting message, and one probe for each lane of each day.
+    assert rows_of(scans, "message") <= 2 * FRESH + 2 * WAITING + 4 * 48
+
+
 def test_the_view_of_unsettled_deliveries_reads_no_acked_ones(url: str) -> None:
     with plans_of(url) as (connection, plans):
         query = "SELECT count(*) FROM inbox.unsettled_delivery"

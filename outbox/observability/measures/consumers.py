@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from outbox.administration.checks.locks import read_consumers as list_consumers
+from outbox.administration.checks.locks import read_consumers as list_subscribers
+from outbox.administration.readers import list_consumers as list_readers
 from outbox.observability.measures.backlog import Backlog, Rate, Tally
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
@@ -48,9 +49,8 @@ def read_consumers(
     Args:
         running: the consumers that run; None if that is unknown.
     """
-    rows = reading.rows(load("outbox", "list_reading_consumers"))
-    readers = [row["consumer"] for row in rows]
-    subscribed = {*list_consumers(reading.connection), *readers}
+    readers = list_readers(reading.connection)
+    subscribed = {*list_subscribers(reading.connection), *readers}
     rates = {
         row["consumer"]: Rate(
             window=reading.scope.window,

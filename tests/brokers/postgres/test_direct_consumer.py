@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import count
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -19,6 +19,7 @@ from inbox.errors import DeadLetter
 from inbox.events import (
     CodecMissing,
     DeliveryReturned,
+    DuplicateSkipped,
     HandlerFailed,
     MessageCancelled,
     MessageDeadLettered,
@@ -31,6 +32,7 @@ from outbox.message_id import uuid7
 from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, Message, add
 from relay.lanes import window_lane
+from tests.acceptance.relays import as_role
 from tests.brokers.postgres.test_direct import add_direct, direct
 from tests.fixtures.consumers import (
     NEVER,
@@ -203,20 +205,34 @@ async def test_every_message_that_is_given_up_is_a_dead_letter_of_the_consumer(
     assert execute(database_url, UNSETTLED) == [(0,)]
 
 
-async def test_a_replay_to_a_consumer_is_refused_and_the_remedies_are_named(
+async def test_a_replay_to_a_consumer_says_how_many_messages_it_skips(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with reading(database_url) as events:
-        insert(database_url, Message("orders", b""))
+    seen: list[UUID] = []
+
+    def handle(session: Session, message: Message) -> None:
+        seen.append(message.id)
+
+    forgotten, known = Message("orders", b"", key="k"), Message("orders", b"")
+    argv = ["replay", "--since=1h", "--reader=billing", "--database"]
+    async with reading(database_url, handle) as events:
+        insert(database_url, forgotten, known)
+        await events.wait_for(MessageHandled, 2)
+    execute(
+        database_url, "DELETE FROM inbox.receipt WHERE message_id = %s", [forgotten.id]
+    )
+    for more in (["--dry-run"], []):
+        assert main([*argv, database_url, *more]) == 0
+        said = capsys.readouterr().out
+        assert "billing is a consumer: of 2 that match, it skips 1" in said
+        assert "handlers' database" in said
+        assert ("2 replayed: ready to be handled again" in said) is (not more)
+    async with reading(database_url, handle) as events:
         await events.wait_for(MessageHandled)
-    for more in ([], ["--dry-run"]):
-        argv = ["replay", "--since=1h", "--reader=billing", *more]
-        assert main([*argv, "--database", database_url]) == 2
-        said = capsys.readouterr().err
-        assert "reader=billing: is a consumer" in said
-        assert "pillarbox dead-letters retry --side inbox" in said
-        assert "--from-oldest" in said
-    assert execute(database_url, "SELECT count(*) FROM outbox.deferral") == [(0,)]
+        await events.wait_for(DuplicateSkipped)
+    assert sorted(seen) == sorted([forgotten.id, forgotten.id, known.id])
+    assert main([*argv, as_role(database_url, "pillarbox_relay"), "--dry-run"]) == 2
+    assert "GRANT pillarbox_consumer" in capsys.readouterr().err
 
 
 async def test_an_encoded_message_waits_in_the_outbox_for_a_consumer_with_a_codec(

@@ -245,7 +245,7 @@ async def test_a_consumer_names_the_subscriptions_that_no_handler_takes(
             consumer.handles(topic)(handle)
         async with running(consumer) as events:
             warnings = await events.wait_for(SourceWarned, 2)
-    remedy = {"postgres": "pillarbox unsubscribe", "direct": "pillarbox readers add"}
+    remedy = {"postgres": "pillarbox unsubscribe", "direct": "pillarbox readers drop"}
     assert all(remedy[kind] in warning.reason for warning in warnings)
     named = [warning.reason.split(",")[0] for warning in warnings]
     assert sorted(named) == [
