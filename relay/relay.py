@@ -54,7 +54,7 @@ from relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from relay.handler_worker import HandlerWorker
+from relay.handling.worker import HandlerWorker
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher

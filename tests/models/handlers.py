@@ -28,7 +28,8 @@ from outbox.log.view import ReadView
 from outbox.log.window import Window
 from outbox.message import Message
 from relay.config import RelayConfig
-from relay.handler_worker import HandlerWorker, _settlement_of
+from relay.handling.window_lane import HeldMessage, LaneSettlement, WindowLane
+from relay.handling.worker import HandlerWorker, _settlement_of
 from relay.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -37,7 +38,6 @@ from relay.lanes.batch import (
     ClaimedMessage,
 )
 from relay.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
-from relay.lanes.window_lane import HeldMessage, LaneSettlement, WindowLane
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.settle import Settlement
 from tests.models.explore import BrokenPromiseError

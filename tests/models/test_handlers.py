@@ -3,7 +3,7 @@
 import pytest
 from typing_extensions import override
 
-from relay.lanes.window_lane import OPEN, HeldMessage, LaneSettlement, WindowLane
+from relay.handling.window_lane import OPEN, HeldMessage, LaneSettlement, WindowLane
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.handlers import Budget, HandlersModel
 

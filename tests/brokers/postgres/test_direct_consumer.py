@@ -31,7 +31,7 @@ from outbox.lane import Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, Message, add
-from relay.lanes import window_lane
+from relay.handling import window_lane
 from tests.acceptance.relays import as_role
 from tests.brokers.postgres.test_direct import add_direct, direct
 from tests.fixtures.consumers import (

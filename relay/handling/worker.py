@@ -1,7 +1,7 @@
 """A worker whose messages are handled in its own process.
 
 It claims while handlers run, and settles what has ended, of all lanes together; see
-`relay/lanes/window_lane.py`.
+`relay/handling/window_lane.py`.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from outbox.postgres.connection import Link
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
+from relay.handling.window_lane import HeldMessage, LaneSettlement, WindowLane
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
-from relay.lanes.window_lane import HeldMessage, LaneSettlement, WindowLane
 from relay.publisher import Acked, Confirmation, Handling
 from relay.settle import Settlement, store_settlement
 
