@@ -235,9 +235,9 @@ def replay(
         receipts = count_receipts(connection, choice)
         if receipts is not None:
             write_line(
-                f"{reader} is a consumer: of {total} that match, it skips {receipts}"
-                " for which it has receipts here; if its handlers' database is another"
-                " one, its receipts are there"
+                f"{reader} is a consumer: it skips {receipts} of these messages, for"
+                " which it has receipts here; if its handlers' database is another one,"
+                " its receipts are there"
             )
         if dry_run:
             if found:

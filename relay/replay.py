@@ -87,26 +87,27 @@ def count_published(
 def count_receipts(
     connection: AdministrationConnection, choice: ReplayCriteria
 ) -> int | None:
-    """Count the matching messages that a consumer skips, since it has handled them.
+    """Count the matching messages for which a consumer has receipts in this database.
 
-    Returns None if relays publish the reader's messages. Only receipts in this database
-    are counted; those of a consumer are in its handlers' database.
+    Returns None if relays publish the reader's messages.
 
     Raises:
         ConfigError: the role can't read receipts.
     """
     if choice.reader not in list_consumers(connection):
         return None
+    statement, receipts = load("relay", "count_receipts"), 0
     try:
-        statement = load("relay", "count_receipts")
-        counted = connection.execute(statement, choice.parameters()).fetchone()
+        for batch in _batches(connection, choice, 1000):
+            values = {"ids": [id for id, _ in batch], "consumer": choice.reader}
+            ((counted,),) = connection.execute(statement, values)
+            receipts += counted
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
             f"reader={choice.reader}: is a consumer, and this role can't count its"
             " receipts: GRANT pillarbox_consumer TO it"
         ) from error
-    assert counted is not None
-    return int(counted[0])
+    return receipts
 
 
 def replay_published(

@@ -546,17 +546,10 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
                 f"{table}{where} {begins}, after this message; what was before was"
                 " dropped, or never was"
             )
-    is_shown = any(
-        it.consumer is not None and it.source.startswith("inbox.") for it in life.steps
-    )
-    if life.state is State.HANDLED and not is_shown:
+    is_shown = any(it.consumer and it.source[:6] == "inbox." for it in life.steps)
+    if life.published_at is not None and not is_shown:
         texts.append(
-            "whether its handler succeeded: its receipt or dead letter is in the"
-            " handlers' database, which was not given"
-        )
-    elif life.published_at is not None and not is_shown:
-        texts.append(
-            "what the broker did with it: only the postgres broker's deliveries, and "
+            "what came of it: only the postgres broker's deliveries, and "
             "consumers whose database was given, leave anything here"
         )
     return tuple(texts), may_be_gone

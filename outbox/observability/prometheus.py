@@ -170,7 +170,7 @@ class DatabaseMetrics:
         )
         self._backlog = gauge(
             "pillarbox_outbox_backlog_messages",
-            "Messages that are not settled, estimated if there are many.",
+            "Messages that relays have not settled, estimated if there are many.",
         )
         self._oldest = gauge(
             "pillarbox_outbox_oldest_waiting_seconds",

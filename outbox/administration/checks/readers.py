@@ -21,16 +21,14 @@ def check_readers(
         if reader.dropped_at is not None or reader.discards:
             continue
         if reader.oldest is not None and datetime.now(UTC) - reader.oldest > _BEHIND:
-            start = (
-                "pillarbox consume MODULE:NAME"
-                if reader.is_consumer
-                else f"pillarbox relay --reader {for_shell(reader.reader)}"
-            )
+            relay = f"relay --reader {for_shell(reader.reader)}"
+            start = "consume MODULE:NAME" if reader.is_consumer else relay
             yield warning(
                 f"reader {reader.reader} has not {reader.settled_as}"
                 f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}: the days"
                 " from then on are kept",
-                f"{start}  # or, if it is not needed any more, pillarbox readers drop",
+                f"pillarbox {start}"
+                "  # or, if it is not needed any more, pillarbox readers drop",
             )
     for messages, topics in connection.execute(load("outbox", "find_unrouted")):
         if messages:

@@ -1,7 +1,7 @@
 """The consumers: their deliveries, their rates, and how many are running."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -68,8 +68,10 @@ def read_consumers(
     }
     # Planning the count takes a fifth of a new session's total time.
     lags = _read_lags(reading, readers) if subscribed else {}
+    names = {*subscribed, *lags}
     recorded = Counter(it.name for it in running or ())
-    replicas = recorded | _count_members(reading, {*subscribed, *lags}, readers)
+    classes = {n: (reader_class if n in readers else consumer_class)(n) for n in names}
+    replicas = recorded | _count_members(reading, classes)
     return tuple(
         ConsumerStatus(
             name=name,
@@ -84,12 +86,9 @@ def read_consumers(
     )
 
 
-def _count_members(
-    reading: Reading, names: Collection[str], readers: Collection[str]
-) -> Counter[str]:
+def _count_members(reading: Reading, classes: Mapping[str, int]) -> Counter[str]:
     rows = reading.rows(load("outbox", "count_members"), member=int(Lock.MEMBER))
     members = {row["class"]: row["members"] for row in rows}
-    classes = {n: (reader_class if n in readers else consumer_class)(n) for n in names}
     return Counter({n: members.get(it & _UNSIGNED, 0) for n, it in classes.items()})
 
 
