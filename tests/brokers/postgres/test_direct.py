@@ -132,7 +132,7 @@ async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
             await done.wait()
     assert handled == [b"%d" % n for n in range(20)]
     states = "SELECT DISTINCT state FROM outbox.message_status WHERE reader = 'billing'"
-    assert execute(database_url, states) == [("published",)]
+    assert execute(database_url, states) == [("handled",)]
     assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(20,)]
 
 
