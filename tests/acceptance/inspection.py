@@ -89,7 +89,7 @@ class Inspection:
 
     def published(self) -> set[str]:
         """Return the ids of the messages marked as published."""
-        query = "SELECT id::text FROM outbox.message_status WHERE state IN ('published', 'handled')"
+        query = f"SELECT id::text FROM {_STATUS} state IN ('published', 'handled')"
         return {id for (id,) in self.rows(query)}
 
     def charged(self) -> int:
