@@ -291,9 +291,10 @@ async def test_a_message_whose_handler_runs_is_not_started_again_after_a_lost_se
         await (await receive_next(source, "other")).ack()
         await running.ack()
         await following.ack()
-        # Nobody knows whether the database has what the handlers did.
-        await (await receive_next(source, "first")).ack()
-        await (await receive_next(source, "second")).ack()
+        if part == "lease":
+            # Another process may have had the lane.
+            await (await receive_next(source, "first")).ack()
+            await (await receive_next(source, "second")).ack()
         await until(database_url, STORED, 3)
 
 
