@@ -102,7 +102,7 @@ def _measure(url: str, source: str, messages: int) -> list[float]:
                 time.sleep(
                     max(0.0, began + number / MESSAGES_A_SECOND - time.monotonic())
                 )
-                id, key = uuid7(), f"key-{draw.randrange(KEYS)}"
+                key = f"key-{draw.randrange(KEYS)}"
                 is_slow = number >= WARM_UP and draw.randrange(ONE_IN) == 0
                 now = time.monotonic()
                 if number >= WARM_UP and held.get(key, 0.0) < now:
@@ -121,6 +121,17 @@ def _measure(url: str, source: str, messages: int) -> list[float]:
         process.wait()
         reader.join()
     return [(started[id] - committed[id]) / 1_000_000 for id in counts]
+
+
+def _write(
+    connection: psycopg.Connection, key: str, *, is_slow: bool
+) -> tuple[UUID, int]:
+    """Add a message; return its id, and when it was committed."""
+    id = uuid7()
+    lane = lane_of(key, id, Priority.DEFAULT)
+    payload = b'"slow"' if is_slow else b'"quick"'
+    connection.execute(INSERT, (id, lane, TOPIC, key, payload))
+    return id, time.monotonic_ns()
 
 
 async def main(url: str, source: str) -> None:
