@@ -245,7 +245,7 @@ async def until(url: str, query: str, *expected: object) -> None:
 
 
 CAUSES = "SELECT cause FROM outbox.deferral ORDER BY entry"
-STORED = "SELECT count(*) FROM outbox.message_status WHERE state = 'published'"
+STORED = "SELECT count(*) FROM outbox.message_status WHERE state = 'handled'"
 
 
 async def test_a_message_is_logged_as_open_as_soon_as_one_behind_it_has_to_be_logged(
