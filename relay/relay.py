@@ -151,7 +151,11 @@ class Relay(Process):
             server=self._server,
         )
         self._sweep_link = self._link("sweep")
-        self._links = [self._link("worker") for _ in range(self._config.concurrency)]
+        self._links = [
+            self._link("worker")
+            for _ in range(self._config.concurrency)
+            if not isinstance(publisher, Handling)
+        ]
         self._lanes = LaneBoard(self._lease, self._config.concurrency, reader)
         self._breaker = Breaker(self._notify)
         self._batch_limit = BatchLimit(self._config.publish_timeout)
@@ -213,8 +217,12 @@ class Relay(Process):
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._reader.may_publish(connection, switch=self._switch_broker)
-            for link in (self._sweep_link, *self._links):
-                stack.push_async_callback(link.close)
+                for link in (self._sweep_link, *self._links):
+                    stack.push_async_callback(link.close)
+                    # One that is opened later makes all claims start over. If that came
+                    # between a takeover and its claim, it would read settled messages.
+                    async with link.use():
+                        pass
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()
             async with asyncio.TaskGroup() as group:

@@ -21,6 +21,7 @@ from tests.fixtures.relay import (
     running,
     unsettled,
 )
+from tests.fixtures.sessions import execute
 
 HOUR = timedelta(hours=1)
 
@@ -44,6 +45,19 @@ async def wait_until_held(relay: Running, count: int) -> set[int]:
         else:
             await relay.events.wait_for(LeaseLost, seen[1] + 1)
     return lanes
+
+
+async def test_a_relay_has_opened_its_sessions_before_it_takes_lanes(
+    database_url: str,
+) -> None:
+    """One that is opened later makes claims read lanes from their beginning."""
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name ~ '^pillarbox relay .* (worker|sweep)$'"
+    )
+    async with running(database_url, ScriptedPublisher(), concurrency=3) as relay:
+        assert execute(database_url, sessions) == [(4,)]
+        assert not relay.events.of(LeaseTaken)
 
 
 async def test_relays_share_the_lanes_of_each_class_and_publish_each_message_once(
