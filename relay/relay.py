@@ -222,7 +222,7 @@ class Relay(Process):
                     # One that is opened later makes all claims start over. If that came
                     # between a takeover and its claim, it would read settled messages.
                     async with link.use():
-                        pass
+                        self._lanes.opened(link.opened_at, ())
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()
             async with asyncio.TaskGroup() as group:
