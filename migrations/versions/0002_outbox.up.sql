@@ -583,7 +583,7 @@ $body$;
 COMMENT ON FUNCTION outbox.open_deferrals IS
     'the latest entry of each message that waits for readers after its first claim; at_most: of each reader, day and kind (refused, blocked, due, not due)';
 
--- A query that doesn't ask for topics doesn't read messages.
+-- Reads the log once, whatever it holds. A query that doesn't ask for topics doesn't read messages.
 CREATE VIEW outbox.deferred_message AS
 SELECT d.id, d.created_at, d.seq, d.lane,
        (SELECT m.schema_version FROM outbox.message AS m WHERE m.id = d.id AND m.created_at = d.created_at) AS schema_version,
@@ -602,7 +602,14 @@ SELECT d.id, d.created_at, d.seq, d.lane,
          ORDER BY e.entry DESC
          LIMIT 1) AS last_error,
        d.reader
-  FROM outbox.open_deferrals() AS d;
+  FROM (
+      SELECT DISTINCT ON (e.id, e.created_at, e.reader)
+             e.id, e.created_at, e.seq, e.lane, e.key, e.cause, e.run, e.attempts, e.due_at, e.reader
+        FROM outbox.deferral AS e
+       ORDER BY e.id, e.created_at, e.reader, e.run DESC, e.cause = 'settled' DESC, e.entry DESC
+  ) AS d
+ WHERE d.cause <> 'settled'
+   AND EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = d.reader AND s.ended_at IS NULL);
 COMMENT ON VIEW outbox.deferred_message IS
     'messages that wait after their first claim, and replays that were requested: as outbox.message_status shows them';
 COMMENT ON COLUMN outbox.deferred_message.available_at IS 'when it is due; null: when its key is free';
