@@ -307,6 +307,8 @@ def test_messages_that_wait_in_the_log_are_counted_up_to_a_limit(
         defer(url, "scheduled", "topic = 'scheduled'")
         # Behind all others.
         defer(url, "refused", "topic = 'refused'", attempts=1)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ANALYZE outbox.deferral")  # as autovacuum does
         with plans_of(url) as (connection, plans):
             scope = Scope(parts=["backlogs", "blocked"], patience=PATIENCE)
             overview = read_overview(connection, scope)
