@@ -7,7 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from outbox.lane import LANES
-from outbox.observability.measures.processes import read_held_lanes
+from outbox.observability.measures.processes import (
+    read_held_lanes,
+    read_relayed,
+)
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.sql_files import load
 
@@ -104,9 +107,7 @@ class Rate:
 
 def read_backlog(reading: Reading) -> Backlog:
     """Count the unsettled messages that relays are to publish."""
-    relayed = reading.rows(load("outbox", "list_relayed_readers"))
-    names = [it["reader"] for it in relayed]
-    tally = _count(reading, names, apart=False)[None]
+    tally = _count(reading, [*read_relayed(reading)], apart=False)[None]
     return tally.sum(reading.at)
 
 
