@@ -16,6 +16,7 @@ from tests.fixtures.waiting import wait_for
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.counter:impatient"
 POOLED = "tests.acceptance.counter:pooled"
+WIDE = "tests.acceptance.counter:wide"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
