@@ -22,8 +22,8 @@ class Nacked:
         permanent: no later attempt can succeed, so the message isn't retried.
         retry_after: the message wasn't refused but postponed: it is retried after
             this long, and no attempt is counted, however often that happens.
-        is_attempt: with `retry_after`: it was refused, and an attempt is counted, but
-            when it is retried and how often is not for the relay to decide.
+        is_attempt: a handler has failed, so an attempt is counted although it was
+            postponed. Not for publishers.
     """
 
     reason: str
