@@ -3,13 +3,13 @@
 Three ways, each in a process of its own: a consumer that reads the outbox itself, a
 relay whose publisher does nothing, and a bare loop that LISTENs, SELECTs, and inserts a
 receipt and a row for each message with an `AsyncSession`. Messages come one at a time,
-or all at once. Those that are counted wait for the one before, about 20 a second; those
-that are timed come 20 a second.
+or all at once. Those that are counted wait for the one before; those that are timed
+come 20 a second.
 
 A call is counted each time a Python function begins, or a generator or coroutine goes
 on, in any thread of the process (`call` of `sys.setprofile`); functions written in C
-are not counted. All that the process does in the meantime counts, also its heartbeats.
-So these figures are the same on any machine, but for what depends on timers.
+are not counted. What an idle process spends in as much time, with heartbeats and polls,
+is subtracted. So these figures are about the same on any machine.
 
 `python -m benchmarks.way` runs such a process; it prints its calls for each line that
 it reads.
@@ -23,11 +23,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from statistics import median, quantiles
 from types import FrameType
 from typing import Any
@@ -36,12 +36,12 @@ from uuid import UUID
 import psycopg
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from typing_extensions import override
 
 from benchmarks.conditions import Conditions, show
 from benchmarks.consuming import CONNECTIONS, NAME
 from benchmarks.doorbell import INSERT
 from benchmarks.drain import REPOSITORY
-from benchmarks.fill import unpublished
 from benchmarks.handlers import RECEIPT
 from benchmarks.measure import (
     Answer,
@@ -73,7 +73,16 @@ CLAIM = "Read the next messages of leased lanes"
 WARM_UP = 20
 MESSAGES_A_SECOND = 20
 AT_ONCE = 256
-POLL = 0.05
+POLL = 0.02
+IDLE = 5.0
+"""Seconds in which it is counted what an idle process spends."""
+LEFT = """
+SELECT (SELECT count(*) FROM outbox.message)
+     - (SELECT coalesce(sum(messages - deferred), 0) FROM outbox.position)
+"""
+NOT_INSERTED = """
+SELECT (SELECT count(*) FROM outbox.message) - (SELECT count(*) FROM effect)
+"""
 TABLE = """
 CREATE TABLE effect (
     id uuid PRIMARY KEY,
@@ -99,6 +108,7 @@ class Spent:
         """Return how many statements begin like this."""
         return sum(n for name, n in self.statements.items() if name.startswith(label))
 
+    @override
     def __str__(self) -> str:
         """Return all of it, the most frequent statements first."""
         shown = sorted(self.statements.items(), key=lambda one: -one[1])
@@ -149,18 +159,26 @@ def counts(
     """Count what a process spends on messages that come alone, and on a backlog."""
     with conditions.migrated_database() as url:
         prepare(url)
-        with proxied(url) as (through, wire), running(way, through, counted=True) as it:
-            write(url, WARM_UP)
-            wait(url, way)
-            first = it.mark(wire)
+        with (
+            proxied(url) as (through, wire),
+            running(way, through, counted=True) as it,
+            connected(url) as connection,
+        ):
+            for _ in range(WARM_UP):
+                write(connection, 1)
+                wait(connection, way)
+            marks = [it.mark(wire)]
+            time.sleep(IDLE)
+            marks.append(it.mark(wire))
             for _ in range(alone):
-                write(url, 1)
-                wait(url, way)
-            second = it.mark(wire)
-            write(url, backlog)
-            wait(url, way)
-            third = it.mark(wire)
-    spent = since(first, second, alone), since(second, third, backlog)
+                write(connection, 1)
+                wait(connection, way)
+            marks.append(it.mark(wire))
+            write(connection, backlog)
+            wait(connection, way)
+            marks.append(it.mark(wire))
+    idle, one, many = [other.since(mark) for mark, other in pairwise(marks)]
+    spent = one.without(idle).of(alone), many.without(idle).of(backlog)
     for each in spent:
         print(f"  {way}: {each}", file=sys.stderr)
     return spent
@@ -174,11 +192,11 @@ def times(conditions: Conditions) -> Iterator[Answer]:
     def run(way: str) -> float:
         with conditions.migrated_database() as url:
             prepare(url)
-            with running(way, url, counted=False):
-                write(url, WARM_UP)
-                wait(url, way)
-                committed = write(url, messages, MESSAGES_A_SECOND)
-                wait(url, way)
+            with running(way, url, counted=False), connected(url) as connection:
+                write(connection, WARM_UP)
+                wait(connection, way)
+                committed = write(connection, messages, MESSAGES_A_SECOND)
+                wait(connection, way)
             taken[way].append(waits(url, committed))
         return median(taken[way][-1])
 
@@ -218,68 +236,87 @@ def source_of(url: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{SOURCE_OPTIONS}"
 
 
-def write(url: str, messages: int, a_second: float = 0) -> dict[UUID, datetime]:
-    """Commit messages evenly spaced, or all at once; return when each commit began."""
-    committed = {}
-    with psycopg.connect(url) as connection:
-        # Otherwise each time would include the disk's.
+@contextmanager
+def connected(url: str) -> Iterator[psycopg.Connection]:
+    """Connect to write; otherwise each time would include the disk's."""
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = off")
-        connection.commit()
-        started = time.monotonic()
+        yield connection
+
+
+def write(
+    connection: psycopg.Connection, messages: int, a_second: float = 0
+) -> dict[UUID, datetime]:
+    """Commit messages evenly spaced, or all at once; return when commits began."""
+    committed = {}
+    started = time.monotonic()
+    with nullcontext() if a_second else connection.transaction():
         for number in range(messages):
             if a_second:
                 due = started + number / a_second
                 time.sleep(max(0.0, due - time.monotonic()))
             id, key = uuid7(), f"order-{number}"
             lane = lane_of(key, id, Priority.DEFAULT)
-            connection.execute(INSERT, (id, lane, TOPIC, key, payload(number, 300)))
-            if a_second:
+            with connection.transaction():
+                connection.execute(INSERT, (id, lane, TOPIC, key, payload(number, 300)))
                 row = connection.execute("SELECT clock_timestamp()").fetchone()
-                assert row is not None
-                (committed[id],) = row
-                connection.commit()
+            assert row is not None
+            (committed[id],) = row
     return committed
 
 
-def wait(url: str, way: str) -> None:
+def wait(connection: psycopg.Connection, way: str) -> None:
     """Wait until all messages are settled, or inserted by the bare loop."""
-    while unpublished(url) if way != BARE else unhandled(url):
+    while True:
+        row = connection.execute(NOT_INSERTED if way == BARE else LEFT).fetchone()
+        if row == (0,):
+            return
         time.sleep(POLL)
-
-
-def unhandled(url: str) -> int:
-    with psycopg.connect(url) as connection:
-        ((left,),) = connection.execute(
-            "SELECT (SELECT count(*) FROM outbox.message)"
-            " - (SELECT count(*) FROM effect)"
-        )
-    return int(left)
 
 
 def waits(url: str, committed: Mapping[UUID, datetime]) -> list[float]:
     """Return how many milliseconds each message took."""
     with psycopg.connect(url) as connection:
-        handled = dict(connection.execute("SELECT id, at FROM effect").fetchall())
+        handled: dict[UUID, datetime] = dict(
+            connection.execute("SELECT id, at FROM effect").fetchall()
+        )
     millisecond = timedelta(milliseconds=1)
     return [(handled[id] - moment) / millisecond for id, moment in committed.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What has been counted so far."""
+    """What has been counted so far, or between two such moments."""
 
-    calls: int
-    round_trips: int
-    statements: Counter[str]
+    seconds: float
+    calls: float
+    round_trips: float
+    statements: Mapping[str, float]
 
+    def since(self, before: Mark) -> Mark:
+        return self._less(before, 1.0)
 
-def since(one: Mark, other: Mark, messages: int) -> Spent:
-    statements = other.statements - one.statements
-    return Spent(
-        calls=(other.calls - one.calls) / messages,
-        round_trips=(other.round_trips - one.round_trips) / messages,
-        statements={name: count / messages for name, count in statements.items()},
-    )
+    def without(self, idle: Mark) -> Mark:
+        """Subtract what is spent in as much time by an idle process."""
+        return self._less(idle, self.seconds / idle.seconds)
+
+    def _less(self, other: Mark, share: float) -> Mark:
+        return Mark(
+            self.seconds - other.seconds * share,
+            self.calls - other.calls * share,
+            self.round_trips - other.round_trips * share,
+            {
+                name: count - other.statements.get(name, 0) * share
+                for name, count in self.statements.items()
+            },
+        )
+
+    def of(self, messages: int) -> Spent:
+        return Spent(
+            calls=self.calls / messages,
+            round_trips=self.round_trips / messages,
+            statements={name: n / messages for name, n in self.statements.items()},
+        )
 
 
 class Running:
@@ -296,7 +333,7 @@ class Running:
         process.stdin.write("\n")
         process.stdin.flush()
         calls = int(process.stdout.readline())
-        return Mark(calls, wire.round_trips, Counter(wire.statements))
+        return Mark(time.monotonic(), calls, wire.round_trips, dict(wire.statements))
 
 
 @contextmanager

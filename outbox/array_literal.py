@@ -12,7 +12,7 @@ def plain_array(values: Iterable[object]) -> str:
 
     None only for our own sessions: with `array_nulls = off`, it would be a text.
     """
-    return "{" + ",".join("NULL" if v is None else str(v) for v in values) + "}"
+    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
 
 
 def text_array(values: Iterable[str | None]) -> str:

@@ -264,8 +264,13 @@ class WindowLane(Lane):
 
     @override
     def advance(self, extent: Extent) -> None:
-        if extent.up_to >= 0 or not extent.is_cut:
+        if self.window is not None and (extent.up_to >= 0 or not extent.is_cut):
             self._claimed((), extent)
+
+    @override
+    def put_back(self) -> bool:
+        super().put_back()
+        return not self.is_used
 
     @override
     def settled(self, after: Progress, at: float) -> None:
@@ -273,8 +278,8 @@ class WindowLane(Lane):
         self.skipped = 0
 
     @property
-    @override
     def is_used(self) -> bool:
+        """Whether some of its messages are in hand."""
         return bool(self.held or self.stale)
 
     @property
