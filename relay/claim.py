@@ -201,7 +201,7 @@ class _Claim:
         taken, following = _cut(rows, most)
         unlisted = self._find_unlisted(taken)
         self._require_fresh(plan, view, taken, unlisted, is_fresh=is_fresh)
-        self._board.note_claim(len(taken))
+        self._board.note_claim(len(taken), is_cut=following is not None)
         reads = _count_read(taken, most + _MOST_OTHERS)
         # A lane that was read in part is left before its last seq; see `_cut`.
         taken = [row for row in taken if row.seq <= reads[row.lane].up_to]

@@ -36,7 +36,7 @@ async def wake_lanes(
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LAST_PAUSE)
             board.wake()
-            if board.is_busy:
+            if board.is_busy or not armed:
                 # Writers needn't ring while there is work to do.
                 board.writers_ring = False
                 await doorbell.disarm()

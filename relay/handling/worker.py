@@ -163,7 +163,9 @@ class HandlerWorker:
             await self._read(lanes)
         finally:
             self._touched.update([lane for lane in refreshed if lane.must_move])
-            self._kept.update([lane for lane in windows if lane.must_settle])
+            # Those with messages that were withheld are kept already.
+            used = [lane for lane in windows if lane.held or lane.needs_claim]
+            self._kept.update([lane for lane in used if lane.must_settle])
             self._lanes.put_back([lane for lane in windows if lane not in self._kept])
             if self._kept or self._touched:
                 self._some.set()
@@ -197,6 +199,8 @@ class HandlerWorker:
             if lane.window is not None and self._lanes.find(lane.number) is lane:
                 extent = part.extents.get(lane.number)
                 handed += lane.take(part.rows, part.withheld, extent, now)
+                if lane.must_settle:
+                    self._kept.add(lane)
                 if lane.must_move:
                     self._touched.add(lane)
         if handed:

@@ -139,15 +139,15 @@ class LaneBoard:
                 turns.remove(number)
                 turns.append(number)
 
-    def note_claim(self, rows: int) -> None:
-        """Record how many rows a claim found."""
+    def note_claim(self, rows: int, *, is_cut: bool) -> None:
+        """Record how many rows a claim found, and whether it left some."""
         if rows:
             self._has_found = True
-            self._claims += 1
+            self._claims += _MANY if is_cut else 1
 
     @property
     def is_busy(self) -> bool:
-        """Whether claims find messages faster than the lanes become idle."""
+        """Whether there are more messages than one claim takes, or all the time."""
         return self._claims >= _MANY
 
     def has_found(self) -> bool:
