@@ -167,19 +167,21 @@ def test_a_recheck_reads_all_idle_lanes_in_one_claim() -> None:
     assert {priority_of(lane.number) for lane in board.pick()} == {Priority.BULK}
 
 
-def test_a_board_is_busy_until_it_is_idle_if_claims_follow_each_other() -> None:
-    board = Board()
-    board.run_idle()
+def test_a_board_is_busy_if_claims_find_messages_without_a_pause() -> None:
+    board, other = Board(), Board()
     for _ in range(20):
-        board.wake()
         board.note_claim(1, is_cut=False)
-        board.run_idle()
-    assert not board.is_busy
+        other.note_claim(1, is_cut=False)
+        other.run_idle()
+        other.wake()
 
-    board.wake()
-    for _ in range(20):
-        board.note_claim(1, is_cut=False)
     assert board.is_busy
+    assert not other.is_busy
+
+
+def test_a_board_is_no_longer_busy_once_it_is_idle() -> None:
+    board = Board()
+    board.note_claim(100, is_cut=True)
     board.run_idle()
     assert not board.is_busy
 
