@@ -61,12 +61,13 @@ class Window:
         is_cut: bool,
     ) -> None:
         """Hold the rows of a claim; see `Progress.claimed`."""
-        snapshot = self.read.as_of or snapshot
-        if not is_cut:
-            up_to = max([up_to, *(position.up_to for _, position in self.read.days)])
+        as_of = self.read.as_of
         self.read = self.read.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
-        self._last = up_to, snapshot
-        self._held.update((place, self.day_of(place)) for place in places)
+        if not is_cut:
+            up_to = self.read.days[0][1].up_to
+        self._last = up_to, as_of or snapshot
+        for place in places:
+            self._held[place] = self.day_of(place)
 
     def ended(self, place: Place) -> None:
         """Record that a delivery was handled, or got an entry of another cause."""

@@ -264,8 +264,14 @@ class WindowLane(Lane):
 
     @override
     def advance(self, extent: Extent) -> None:
-        if extent.up_to >= 0 or not extent.is_cut:
-            self._claimed((), extent)
+        (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
+        if self.window is not None and (extent.up_to >= 0 or not is_cut):
+            self.window.claimed((), extent.up_to, snapshot, next_xid, is_cut=is_cut)
+
+    @override
+    def put_back(self) -> bool:
+        self.in_flight = False
+        return not (self.held or self.stale)
 
     @override
     def settled(self, after: Progress, at: float) -> None:
@@ -273,8 +279,8 @@ class WindowLane(Lane):
         self.skipped = 0
 
     @property
-    @override
     def is_used(self) -> bool:
+        """Whether some of its messages are in hand."""
         return bool(self.held or self.stale)
 
     @property
@@ -327,7 +333,10 @@ class WindowLane(Lane):
         if extent is not None:
             new = [row for row in rows if row.waiting is None]
             new += [row for row, _ in withheld if row.waiting is None]
-            self._claimed(map(place_of, new), extent)
+            (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
+            places = map(place_of, new)
+            up_to = extent.up_to
+            self.window.claimed(places, up_to, snapshot, next_xid, is_cut=is_cut)
             self._moves = self._moves or not new
         if self.needs_claim:
             self._to_drain |= self._closed()
@@ -374,11 +383,6 @@ class WindowLane(Lane):
         following = [it for it in self._behind if not self._is_behind(it)]
         self._behind = [it for it in self._behind if it not in following]
         return following
-
-    def _claimed(self, places: Iterable[Place], extent: Extent) -> None:
-        if self.window is not None:
-            (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
-            self.window.claimed(places, extent.up_to, snapshot, next_xid, is_cut=is_cut)
 
     def _wait(self, now: float) -> None:
         """Let what has to be logged wait for handlers, from now on."""

@@ -156,12 +156,16 @@ class HandlerWorker:
                 await self._claim(lanes)
 
     async def _claim(self, lanes: Sequence[Lane]) -> None:
+        windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
+        # What a refresh has found can concern each of them.
+        refreshed = [lane for lane in windows if lane.needs_refresh]
         try:
             await self._read(lanes)
         finally:
-            windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
-            self._kept.update(lane for lane in windows if lane.must_settle)
-            self._touched.update(lane for lane in windows if lane.must_move)
+            self._touched.update([lane for lane in refreshed if lane.must_move])
+            # Those with messages that were withheld are kept already.
+            used = [lane for lane in windows if lane.held or lane.needs_claim]
+            self._kept.update([lane for lane in used if lane.must_settle])
             self._lanes.put_back([lane for lane in windows if lane not in self._kept])
             if self._kept or self._touched:
                 self._some.set()
@@ -183,6 +187,11 @@ class HandlerWorker:
     def _take(self, batch: ClaimedBatch) -> None:
         """Hold the messages of a claim, and hand them over."""
         now, handed = time.monotonic(), []
+        others = batch.release()
+        batch.lanes = [
+            *batch.lanes,
+            *[it for it in others if isinstance(it, WindowLane) and it.needs_claim],
+        ]
         for part in batch.by_lane():
             (lane,) = part.lanes
             assert isinstance(lane, WindowLane)
@@ -190,6 +199,10 @@ class HandlerWorker:
             if lane.window is not None and self._lanes.find(lane.number) is lane:
                 extent = part.extents.get(lane.number)
                 handed += lane.take(part.rows, part.withheld, extent, now)
+                if lane.must_settle:
+                    self._kept.add(lane)
+                if lane.must_move:
+                    self._touched.add(lane)
         if handed:
             self._handlers.hand_over(handed)
 
