@@ -141,6 +141,8 @@ class Budget(NamedTuple):
     """How many days are dropped, once they have passed and all is done."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
+    ahead: int = 0
+    """How many rows a consumer finds before its claims reach them."""
 
 
 class State(NamedTuple):

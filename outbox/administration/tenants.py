@@ -1,0 +1,63 @@
+"""The index by tenant of the outbox's messages, which is its owner's choice.
+
+With it, consumers that read the outbox find the first messages of each tenant behind
+any flood of others. It holds only messages that have a tenant. Days that are added
+later get it with the table's other indexes.
+"""
+
+from datetime import timedelta
+from typing import Final
+
+from psycopg.sql import SQL, Identifier, Literal
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.postgres.sql_files import load
+
+_LOCK_TIMEOUT: Final = timedelta(seconds=10)
+"""How long to wait for the table, while writers queue."""
+
+
+def add_tenant_index(connection: AdministrationConnection) -> None:
+    """Make the index day by day, while messages are added; finish one that is partial.
+
+    Args:
+        connection: in autocommit mode.
+    """
+    _limit_locks(connection)
+    connection.execute(load("outbox", "add_tenant_index"))
+    left: int | None = None
+    # Days may be added or dropped meanwhile.
+    while days := connection.execute(load("outbox", "list_unindexed_days")).fetchall():
+        if left is not None and len(days) >= left:
+            break
+        left = len(days)
+        for schema, day, index, has_remains in days:
+            whole = Identifier(schema, index)
+            if has_remains:
+                connection.execute(SQL("DROP INDEX CONCURRENTLY {}").format(whole))
+            connection.execute(
+                SQL(
+                    "CREATE INDEX CONCURRENTLY {} ON {} (tenant, lane, seq)"
+                    " WHERE tenant IS NOT NULL"
+                ).format(Identifier(index), Identifier(schema, day))
+            )
+            connection.execute(
+                SQL("ALTER INDEX outbox.message_tenant_idx ATTACH PARTITION {}").format(
+                    whole
+                )
+            )
+
+
+def drop_tenant_index(connection: AdministrationConnection) -> None:
+    """Drop the index.
+
+    Args:
+        connection: in autocommit mode.
+    """
+    _limit_locks(connection)
+    connection.execute(load("outbox", "drop_tenant_index"))
+
+
+def _limit_locks(connection: AdministrationConnection) -> None:
+    limit = Literal(f"{_LOCK_TIMEOUT.total_seconds():.0f}s")
+    connection.execute(SQL("SET lock_timeout = {}").format(limit))
