@@ -18,34 +18,33 @@ _LOCK_TIMEOUT: Final = timedelta(seconds=10)
 
 
 def add_tenant_index(connection: AdministrationConnection) -> None:
-    """Make the index day by day, while messages are added; finish one that is partial.
+    """Make the index day by day, while messages are added; go on where one has ended.
 
     Args:
         connection: in autocommit mode.
     """
-    _limit_locks(connection)
+    _limit_locks(connection, _LOCK_TIMEOUT)
     connection.execute(load("outbox", "add_tenant_index"))
-    left: int | None = None
-    # Days may be added or dropped meanwhile.
-    while days := connection.execute(load("outbox", "list_unindexed_days")).fetchall():
-        if left is not None and len(days) >= left:
-            break
-        left = len(days)
-        for schema, day, index, has_remains in days:
-            whole = Identifier(schema, index)
-            if has_remains:
-                connection.execute(SQL("DROP INDEX CONCURRENTLY {}").format(whole))
+    days = connection.execute(load("outbox", "list_unindexed_days")).fetchall()
+    for schema, day, name, is_valid in days:
+        index = Identifier(schema, name)
+        # It waits for transactions, but nobody waits for it.
+        _limit_locks(connection, timedelta())
+        if is_valid is False:
+            connection.execute(SQL("DROP INDEX CONCURRENTLY {}").format(index))
+        if not is_valid:
             connection.execute(
                 SQL(
                     "CREATE INDEX CONCURRENTLY {} ON {} (tenant, lane, seq)"
                     " WHERE tenant IS NOT NULL"
-                ).format(Identifier(index), Identifier(schema, day))
+                ).format(Identifier(name), Identifier(schema, day))
             )
-            connection.execute(
-                SQL("ALTER INDEX outbox.message_tenant_idx ATTACH PARTITION {}").format(
-                    whole
-                )
+        _limit_locks(connection, _LOCK_TIMEOUT)
+        connection.execute(
+            SQL("ALTER INDEX outbox.message_tenant_idx ATTACH PARTITION {}").format(
+                index
             )
+        )
 
 
 def drop_tenant_index(connection: AdministrationConnection) -> None:
@@ -54,10 +53,10 @@ def drop_tenant_index(connection: AdministrationConnection) -> None:
     Args:
         connection: in autocommit mode.
     """
-    _limit_locks(connection)
+    _limit_locks(connection, _LOCK_TIMEOUT)
     connection.execute(load("outbox", "drop_tenant_index"))
 
 
-def _limit_locks(connection: AdministrationConnection) -> None:
-    limit = Literal(f"{_LOCK_TIMEOUT.total_seconds():.0f}s")
-    connection.execute(SQL("SET lock_timeout = {}").format(limit))
+def _limit_locks(connection: AdministrationConnection, limit: timedelta) -> None:
+    text = Literal(f"{limit.total_seconds():.0f}s")
+    connection.execute(SQL("SET lock_timeout = {}").format(text))

@@ -63,9 +63,9 @@ def _migrate(
         bool | None,
         typer.Option(
             "--tenants/--no-tenants",
-            help="Then make, or drop, an index by tenant of the outbox's messages, with "
-            "which consumers that read the outbox share its whole backlog fairly among "
-            "tenants. It is made day by day, while messages are added.",
+            help="Then make, or drop, an index of the outbox's messages by tenant, "
+            "with which consumers that read the outbox share its whole backlog fairly. "
+            "It is made day by day, while messages are added.",
             show_default=False,
         ),
     ] = None,

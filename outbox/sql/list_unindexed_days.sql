@@ -1,8 +1,9 @@
 -- Does:  List the days of outbox.message that lack the index by tenant, oldest first.
 -- Takes: nothing
--- Gives: schema, day, index (the name that it is to get), has_remains (of an attempt that failed)
+-- Gives: schema, day, index (the name that it is to get), is_valid (of an index with that name; null: there is none)
 -- Index: none; reads the catalog
-SELECT n.nspname, c.relname, i.name, to_regclass(format('%I.%I', n.nspname, i.name)) IS NOT NULL
+SELECT n.nspname, c.relname, i.name,
+       (SELECT x.indisvalid FROM pg_index AS x WHERE x.indexrelid = to_regclass(format('%I.%I', n.nspname, i.name)))
   FROM outbox.partitions('outbox.message') AS p
   JOIN pg_class AS c ON c.oid = p.partition
   JOIN pg_namespace AS n ON n.oid = c.relnamespace
