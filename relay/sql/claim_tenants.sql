@@ -65,7 +65,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
                       ORDER BY m.tenant, m.lane, m.seq
                       LIMIT %(max_read)s
                  ) AS m
-                WHERE (m.topic = ANY (%(topics)s::text[]) OR m.topic ^@ ANY (%(prefixes)s::text[]))
+                WHERE (m.topic = ANY (%(topics)s::text[]) OR m.topic ^@ ANY (%(prefixes)s::text[])) IS NOT FALSE
                   AND (m.available_at > now()) IS NOT TRUE
                   AND (m.seq, m.created_at) NOT IN (
                       SELECT unnest(%(seqs)s::bigint[]), unnest(%(moments)s::timestamptz[])
