@@ -138,7 +138,7 @@ async def take(
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(taken) < least:
-            for delivery in await source.receive(limit=64):
+            for delivery in await source.receive(limit=16):
                 taken.append(delivery)
                 await delivery.ack()
             await asyncio.to_thread(execute, queue.database_url, "SELECT 1")
