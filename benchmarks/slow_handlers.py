@@ -25,7 +25,7 @@ from benchmarks.conditions import Conditions
 from benchmarks.consuming import NAME
 from benchmarks.doorbell import INSERT, answers_of_waits
 from benchmarks.drain import REPOSITORY, draining
-from benchmarks.handled import MORE, SUBSCRIBE
+from benchmarks.handled import MORE, PROBES, SUBSCRIBE
 from benchmarks.measure import Answer
 from benchmarks.workload import TOPIC
 from inbox.consumer import Consumer
@@ -97,23 +97,24 @@ def _measure(url: str, source: str, messages: int) -> list[float]:
     held: dict[str, float] = {}
     try:
         with psycopg.connect(url, autocommit=True) as connection:
+            while not started:
+                _write(connection, "probe", is_slow=False)
+                time.sleep(PROBES)
             began = time.monotonic()
             for number in range(WARM_UP + messages):
                 time.sleep(
                     max(0.0, began + number / MESSAGES_A_SECOND - time.monotonic())
                 )
-                id, key = uuid7(), f"key-{draw.randrange(KEYS)}"
+                key = f"key-{draw.randrange(KEYS)}"
                 is_slow = number >= WARM_UP and draw.randrange(ONE_IN) == 0
                 now = time.monotonic()
+                id, moment = _write(connection, key, is_slow=is_slow)
+                committed[id] = moment
                 if number >= WARM_UP and held.get(key, 0.0) < now:
                     counts.add(id)
                 if is_slow:
                     # Twice as long, since it may start late.
                     held[key] = max(now, held.get(key, 0.0)) + 2 * SLOW
-                lane = lane_of(key, id, Priority.DEFAULT)
-                payload = b'"slow"' if is_slow else b'"quick"'
-                connection.execute(INSERT, (id, lane, TOPIC, key, payload))
-                committed[id] = time.monotonic_ns()
         while not counts <= started.keys():
             time.sleep(0.1)
     finally:
@@ -121,6 +122,17 @@ def _measure(url: str, source: str, messages: int) -> list[float]:
         process.wait()
         reader.join()
     return [(started[id] - committed[id]) / 1_000_000 for id in counts]
+
+
+def _write(
+    connection: psycopg.Connection, key: str, *, is_slow: bool
+) -> tuple[UUID, int]:
+    """Add a message; return its id, and when it was committed."""
+    id = uuid7()
+    lane = lane_of(key, id, Priority.DEFAULT)
+    payload = b'"slow"' if is_slow else b'"quick"'
+    connection.execute(INSERT, (id, lane, TOPIC, key, payload))
+    return id, time.monotonic_ns()
 
 
 async def main(url: str, source: str) -> None:

@@ -32,7 +32,14 @@ from outbox.log.lane import Advance, Extent
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.takeover import SKEW
 from outbox.log.window import Place, Window
-from relay.lanes.batch import BLOCKED, PUBLISHED, ClaimedMessage, Disposition
+from relay.lanes.batch import (
+    BLOCKED,
+    PUBLISHED,
+    UNKNOWN,
+    UNTOUCHED,
+    ClaimedMessage,
+    Disposition,
+)
 from relay.lanes.keys import WaitingMessage
 from relay.lanes.lane import Lane
 from relay.publisher import Acked, Confirmation
@@ -50,7 +57,7 @@ MOST_AGAIN: Final = 2048 // LANES
 """So many can end behind one before it gets an entry: after a kill, they come, too."""
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for handlers, rather than give them entries."""
-_UNKNOWN: Final = -1
+_NO_NUMBER: Final = -1
 
 Decided = tuple[ClaimedMessage, Disposition]
 
@@ -126,7 +133,7 @@ class HeldMessage:
                 row.created_at,
                 0,
                 row.attempts,
-                _UNKNOWN,
+                _NO_NUMBER,
                 "open",
                 row.key,
             )
@@ -498,22 +505,21 @@ class WindowLane(Lane):
         Otherwise the log has it, or gets it, or a claim finds it.
         """
         row = held.row
-        if row.waiting is not None:
-            self.let_go(held)
-            # If the number of its entry isn't known, a search finds it: it is due.
-            if row.waiting.entry != _UNKNOWN:
-                self.release(row.waiting)
-            return False
-        if not self.must_wait(row):
+        if row.waiting is None and not self.must_wait(row):
             return True
         if held.is_ahead:
             self.let_go(held)
             return False
+        if row.waiting is None:
+            decided = BLOCKED
+            self._to_drain.add(row.key)
+        else:
+            is_known = row.waiting.entry != _NO_NUMBER
+            decided = UNTOUCHED if is_known else UNKNOWN
         held.is_open = False
         self._wait(now)
-        # By then, the log may have it: a settlement may be on its way.
-        self._unsettled.refused.append((held, BLOCKED))
-        self._to_drain.add(row.key)
+        # A claim or a settlement may be on its way. Later ones of its key wait so long.
+        self._unsettled.refused.append((held, decided))
         return False
 
     def settle(self, now: float, *, is_leaving: bool) -> LaneSettlement | None:

@@ -38,7 +38,7 @@ QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"
 _SUBSCRIBE: Final = "INSERT INTO inbox.subscription VALUES (%s, %s)"
 _WAITING_IN_OUTBOX: Final = """
     SELECT count(*) FROM outbox.message_status
-     WHERE reader = %s AND state NOT IN ('published', 'dead_lettered')
+     WHERE reader = %s AND state NOT IN ('published', 'handled', 'dead_lettered')
 """
 
 

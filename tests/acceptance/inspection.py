@@ -74,7 +74,9 @@ class Inspection:
     def unsettled(self) -> int:
         """Return the number of messages neither published nor dead-lettered."""
         # Doesn't use outbox.unsettled_message, because that trusts the positions.
-        return self.count(f"{_STATUS} state NOT IN ('published', 'dead_lettered')")
+        return self.count(
+            f"{_STATUS} state NOT IN ('published', 'handled', 'dead_lettered')"
+        )
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:
         """Wait until no message is unsettled; fail if progress stops."""
@@ -87,7 +89,7 @@ class Inspection:
 
     def published(self) -> set[str]:
         """Return the ids of the messages marked as published."""
-        query = "SELECT id::text FROM outbox.message_status WHERE state = 'published'"
+        query = f"SELECT id::text FROM {_STATUS} state IN ('published', 'handled')"
         return {id for (id,) in self.rows(query)}
 
     def charged(self) -> int:

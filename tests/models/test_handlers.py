@@ -29,6 +29,12 @@ SMALL = {
 }
 LARGE = {
     "a failure, of two keys": HandlersModel("kkj|", Budget(failures=1, opens=1)),
+    "a scheduled message, and one that is given back": HandlersModel(
+        "kKk|", Budget(returns=1, opens=1)
+    ),
+    "a process that settles late what runs for long": HandlersModel(
+        "k-k|", Budget(opens=1, losses=1)
+    ),
     "a failure and a lost lane": HandlersModel("kk|", Budget(failures=1, losses=1)),
     "a scheduled message, and a later one": HandlersModel("kK|k"),
     "a scheduled message and a failure": HandlersModel("kK|", Budget(failures=1)),

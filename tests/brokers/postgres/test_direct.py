@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -26,6 +27,7 @@ from outbox.lane import LANES, Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
+from relay.handling.window_lane import MOST_AGAIN
 from relay.publishers.postgres import PostgresPublisher
 from relay.relay import Relay
 from tests.fixtures.consumers import (
@@ -39,11 +41,12 @@ from tests.fixtures.consumers import (
     sessions_by,
 )
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import insert
+from tests.fixtures.relay import end_sessions, insert
 from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import payloads
+from tests.fixtures.sources import payloads, receive_despite_losses
 from tests.fixtures.through_proxy import ProxiedUrl
+from tests.fixtures.waiting import wait_for
 
 HOUR = timedelta(hours=1)
 BROKER = "postgres:///?direct=true"
@@ -132,7 +135,7 @@ async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
             await done.wait()
     assert handled == [b"%d" % n for n in range(20)]
     states = "SELECT DISTINCT state FROM outbox.message_status WHERE reader = 'billing'"
-    assert execute(database_url, states) == [("published",)]
+    assert execute(database_url, states) == [("handled",)]
     assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(20,)]
 
 
@@ -216,6 +219,106 @@ async def test_no_message_starts_if_an_earlier_one_of_its_key_waits_meanwhile(
             started += payloads(received)
             await (HOW[each](received[0]) if each else received[0].ack())
     assert started == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def in_lane_of(key: str) -> Iterator[str]:
+    """Yield other keys of the lane of a key."""
+    lane = lane_of(key, uuid7(), Priority.DEFAULT)
+    for other in map(str, count()):
+        if lane_of(other, uuid7(), Priority.DEFAULT) == lane and other != key:
+            yield other
+
+
+async def receive_next(source: DirectSource, topic: str) -> Delivery:
+    """Receive one message, and check its topic."""
+    (delivery,) = await receive_despite_losses(source, 1, limit=1)
+    assert delivery.message.topic == topic
+    return delivery
+
+
+async def until(url: str, query: str, *expected: object) -> None:
+    """Wait until a query returns these values, one in each row."""
+    rows = [(value,) for value in expected]
+    await asyncio.to_thread(
+        wait_for, query, lambda: execute(url, query) == rows, seconds=50
+    )
+
+
+CAUSES = "SELECT cause FROM outbox.deferral ORDER BY entry"
+STORED = "SELECT count(*) FROM outbox.message_status WHERE state = 'published'"
+
+
+async def test_a_message_is_logged_as_open_as_soon_as_one_behind_it_has_to_be_logged(
+    database_url: str,
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    other = next(in_lane_of("k"))
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    insert(
+        database_url,
+        Message("slow", b"", key="k"),
+        Message("later", b"", key=other, available_at=tomorrow),
+        Message("next", b"", key="k"),
+    )
+    async with source, asyncio.timeout(60):
+        slow = await receive_next(source, "slow")
+        following = await receive_next(source, "next")
+        await until(database_url, CAUSES, "scheduled", "open")
+        await slow.ack()
+        await until(database_url, CAUSES, "scheduled", "open", "settled")
+        await following.ack()
+        await until(database_url, STORED, 2)
+
+
+async def test_a_message_is_logged_as_open_after_so_many_have_ended_behind_it(
+    database_url: str,
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    other = next(in_lane_of("k"))
+    quick = [Message("quick", b"", key=other) for _ in range(MOST_AGAIN)]
+    insert(database_url, Message("slow", b"", key="k"), *quick)
+    async with source, asyncio.timeout(60):
+        slow = await receive_next(source, "slow")
+        for _ in quick[1:]:
+            await (await receive_next(source, "quick")).ack()
+        assert execute(database_url, CAUSES) == []
+        await (await receive_next(source, "quick")).ack()
+        await until(database_url, CAUSES, "open")
+        await until(database_url, STORED, MOST_AGAIN)
+        await slow.ack()
+        await until(database_url, STORED, MOST_AGAIN + 1)
+
+
+@pytest.mark.parametrize("part", ["lease", "worker"])
+async def test_a_message_whose_handler_runs_is_not_started_again_after_a_lost_session(
+    part: str, database_url: str
+) -> None:
+    add_direct(database_url, "billing")
+    source = DirectSource(
+        direct(database_url),
+        consumer="billing",
+        topics=["*"],
+        poll_interval=timedelta(milliseconds=100),
+    )
+    other = next(in_lane_of("k"))
+    first, second = (Message(topic, b"", key="k") for topic in ("first", "second"))
+    insert(database_url, first, second)
+    async with source, asyncio.timeout(60):
+        running = await receive_next(source, "first")
+        following = await receive_next(source, "second")
+        end_sessions(database_url, part)
+        # It is claimed behind them, in the lane that was read again.
+        insert(database_url, Message("other", b"", key=other))
+        await (await receive_next(source, "other")).ack()
+        await running.ack()
+        await following.ack()
+        if part == "lease":
+            # Another process may have had the lane.
+            await (await receive_next(source, "first")).ack()
+            await (await receive_next(source, "second")).ack()
+        await until(database_url, STORED, 3)
 
 
 FALLS = (
