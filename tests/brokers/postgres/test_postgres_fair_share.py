@@ -78,7 +78,7 @@ class Direct(Copy):
     log, id, lane = "outbox", "id", lanes_of(Priority.DEFAULT)[0]
     left = (
         "SELECT count(*) FROM outbox.message_status"
-        " WHERE reader = 'billing' AND state <> 'published'"
+        " WHERE reader = 'billing' AND state <> 'handled'"
     )
 
     def __init__(self, database_url: str) -> None:
