@@ -177,7 +177,9 @@ class Relay(Process):
     def identify(self, id: str) -> None:
         """Name its sessions after an id, before it runs: see `members`."""
         # PostgreSQL truncates the name to 63 bytes.
-        self._lease.name(" ".join(("pillarbox", id, self._reader.name, "lease")))
+        self._lease.name(
+            " ".join(("pillarbox", id, "inbox", self._reader.name, "lease"))
+        )
 
     def step_aside(self, seconds: float) -> None:
         """Let other relays of the reader, if there are any, have all lanes."""

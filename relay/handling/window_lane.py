@@ -593,6 +593,11 @@ class WindowLane(Lane):
         for held, _ in (*taken.ended, *taken.refused):
             if id(held) not in left:
                 self.let_go(held)
+        for held, _ in taken.ended:
+            key = held.row.key
+            if held.row.waiting is not None and key and key not in self.keys.draining:
+                # A refresh may have blocked it because of the entry "open".
+                self.keys.drain(key)
 
     def _pass(
         self, log: Sequence[Decided], opened: Sequence[HeldMessage]

@@ -18,6 +18,7 @@ from tests.fixtures.consumers import numbered, running, sessions_by
 from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import publish, receive
+from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -97,20 +98,24 @@ async def test_members_carry_the_id_of_their_handlers_database(
         assert any(name.endswith("-db-a1a1a1a1") for name in names)
 
 
-async def test_members_on_the_postgres_broker_are_seen_as_long_as_they_run(
-    database_url: str,
+@pytest.mark.parametrize("direct", [False, True])
+async def test_members_on_postgres_are_seen_as_long_as_they_run(
+    database_url: str, direct: bool
 ) -> None:
-    def member(id: str) -> PostgresSource:
-        made = PostgresSource(database_url, consumer="billing", topics=["orders"])
+    url = with_options(database_url, direct=direct)
+
+    def member(id: str) -> Any:
+        made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])
         made.abilities.identify(id)
         return made
 
-    async with member("db-a1a1a1a1") as first:
+    async with asyncio.timeout(60), member("db-a1a1a1a1") as first:
         async with member("db-b2b2b2b2") as second:
-            names = second.abilities.members()
-            assert "pillarbox db-a1a1a1a1 inbox billing lease" in names
             while len(first.abilities.members()) < 2:
                 assert await first.receive(limit=1) == []
+            names = [*first.abilities.members(), *second.abilities.members()]
+            assert "pillarbox db-a1a1a1a1 inbox billing lease" in names
+            assert "pillarbox db-b2b2b2b2 inbox billing lease" in names
         while len(first.abilities.members()) > 1:
             assert await first.receive(limit=1) == []
 
