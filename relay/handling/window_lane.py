@@ -11,6 +11,10 @@ What has ended is settled only if its window still exists: a lost session or lea
 the settlement of another process, begins another one. Then its message is claimed
 again, and handed over when the handler from before has ended.
 
+Messages *ahead* were found by a search for their tenants before a claim has reached
+them. Nothing is stored of them until then: those that were handled come again after a
+kill, and those that were refused wait for the claim, and so does the rest of their key.
+
 `tests/models/direct.py` explores the rule for entries over all interleavings.
 """
 
@@ -47,8 +51,10 @@ OPEN: Final = Disposition("open", delay=0)
 """Its handler runs."""
 OPEN_AFTER: Final = 60.0
 """Seconds after which a message gets an entry, if others have ended behind it."""
-MOST_AGAIN: Final = 4096 // LANES
-"""So many can end behind one before it gets an entry: after a kill, they come again."""
+MOST_AHEAD: Final = 2048
+"""So many of a process can end ahead of the claims: after a kill, they come again."""
+MOST_AGAIN: Final = 2048 // LANES
+"""So many can end behind one before it gets an entry: after a kill, they come, too."""
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for handlers, rather than give them entries."""
 _NO_NUMBER: Final = -1
@@ -75,6 +81,7 @@ class HeldMessage:
         window: that of its lane at that time.
         since: when it was claimed first, as `time.monotonic()`.
         is_open: its handler has not ended.
+        is_ahead: no claim has reached it.
     """
 
     row: ClaimedMessage
@@ -82,6 +89,7 @@ class HeldMessage:
     window: Window
     since: float
     is_open: bool = True
+    is_ahead: bool = False
 
     @property
     def message(self) -> "Message":
@@ -197,6 +205,7 @@ class WindowLane(Lane):
 
     __slots__ = (
         "_behind",
+        "_ended_ahead",
         "_moves",
         "_to_drain",
         "_unsettled",
@@ -228,6 +237,7 @@ class WindowLane(Lane):
         }
         self.held = {}
         self._behind = []
+        self._ended_ahead: dict[Hashable, tuple[HeldMessage, Disposition]] = {}
         self._unsettled = _Unsettled.none()
         self.window: Window | None = None
         self.log_by = 0.0
@@ -329,6 +339,10 @@ class WindowLane(Lane):
             new += [row for row, _ in withheld if row.waiting is None]
             self._claimed(map(place_of, new), extent)
             self._moves = self._moves or not new
+            reached = {row.identity for row in new if self._reach(row, now)}
+            if reached:
+                rows = [row for row in rows if row.identity not in reached]
+                withheld = [one for one in withheld if one[0].identity not in reached]
         if self.needs_claim:
             self._to_drain |= self._closed()
         self.needs_claim = False
@@ -350,6 +364,83 @@ class WindowLane(Lane):
             self._wait(now)
             self._unsettled.withheld.extend(withheld)
         return handed
+
+    @property
+    def top(self) -> int | None:
+        """The seq above which no claim has read; None: it can't be searched now."""
+        is_read = not (self.needs_refresh or self.keys.is_partly_read)
+        if not is_read or self.window is None or self.window.read.as_of is not None:
+            return None
+        return max(position.up_to for _, position in self.window.read.days)
+
+    @property
+    def ended_ahead(self) -> int:
+        """How many messages ahead have ended."""
+        return len(self._ended_ahead)
+
+    @property
+    def ahead(self) -> list[Place]:
+        """The places of the messages ahead that were found."""
+        ended = [held for held, _ in self._ended_ahead.values()]
+        return [it.place for it in (*self.held.values(), *ended) if it.is_ahead]
+
+    @property
+    def closed_ahead(self) -> set[str]:
+        """The keys of which a message ahead was refused."""
+        refused = (it for it, how in self._ended_ahead.values() if how is not PUBLISHED)
+        return {held.row.key for held in refused if held.row.key is not None}
+
+    def take_ahead(
+        self, rows: Iterable[ClaimedMessage], now: float
+    ) -> list[HeldMessage]:
+        """Hold messages that a search has found; return those to hand over."""
+        assert self.window is not None
+        handed: list[HeldMessage] = []
+        for row in rows:
+            held = HeldMessage(row, self, self.window, now, is_ahead=True)
+            if not (
+                self.must_wait(row) or self._is_behind(held) or self._is_known(row)
+            ):
+                self.held[row.identity] = held
+                handed.append(held)
+        return handed
+
+    def must_wait(self, row: ClaimedMessage) -> bool:
+        """Whether a message that the log doesn't have waits for another of its key."""
+        return row.waiting is None and self.is_closed(row.key)
+
+    def is_closed(self, key: str | None) -> bool:
+        """Whether a message of a key waits, or its refusal has to be settled."""
+        return (
+            key is not None
+            and bool(self.must_settle or self._ended_ahead or self.keys.blocked)
+            and (
+                self.keys.is_blocked(key)
+                or key in self._closed()
+                or key in self.closed_ahead
+            )
+        )
+
+    def _is_known(self, row: ClaimedMessage) -> bool:
+        return row.identity in self.held or row.identity in self._ended_ahead
+
+    def _reach(self, row: ClaimedMessage, now: float) -> bool:
+        """Record that a claim has read a message; return whether it was ahead."""
+        held = self.held.get(row.identity)
+        if held is not None and held.is_ahead:
+            held.row, held.is_ahead = row, False
+            return True
+        known = self._ended_ahead.pop(row.identity, None)
+        if known is None:
+            return False
+        held, decided = known
+        held.row, held.is_ahead = row, False
+        if decided is PUBLISHED:
+            self._unsettled.ended.append(known)
+        else:
+            self._wait(now)
+            self._unsettled.refused.append(known)
+        return True
 
     def _closed(self) -> set[str | None]:
         """Return the keys of which a message waits that the log doesn't have yet."""
@@ -389,23 +480,36 @@ class WindowLane(Lane):
         """Record how a handler has ended."""
         held.is_open = False
         if isinstance(answer, Acked):
-            self._unsettled.ended.append((held, PUBLISHED))
+            if held.is_ahead:
+                self._end_ahead(held, PUBLISHED)
+            else:
+                self._unsettled.ended.append((held, PUBLISHED))
             return
         assert answer.retry_after is not None
         delay = answer.retry_after.total_seconds()
         cause = "refused" if answer.is_attempt else "postponed"
         decided = Disposition(cause, answer.reason, delay, charge=answer.is_attempt)
+        if held.is_ahead:
+            self._end_ahead(held, decided)
+            return
         self._wait(now)
         self._unsettled.refused.append((held, decided))
+
+    def _end_ahead(self, held: HeldMessage, decided: Disposition) -> None:
+        del self.held[held.row.identity]
+        self._ended_ahead[held.row.identity] = held, decided
 
     def give_back(self, held: HeldMessage, now: float) -> bool:
         """Take a message back that was not started; return whether it can start again.
 
-        Otherwise the log has it, or gets it.
+        Otherwise the log has it, or gets it, or a claim finds it.
         """
         row = held.row
-        if row.waiting is None and not self.must_wait(row.key):
+        if row.waiting is None and not self.must_wait(row):
             return True
+        if held.is_ahead:
+            self.let_go(held)
+            return False
         if row.waiting is None:
             decided = BLOCKED
             self._to_drain.add(row.key)
@@ -417,10 +521,6 @@ class WindowLane(Lane):
         # A claim or a settlement may be on its way. Later ones of its key wait so long.
         self._unsettled.refused.append((held, decided))
         return False
-
-    def must_wait(self, key: str | None) -> bool:
-        """Return whether the messages of a key that were not started have to wait."""
-        return key is not None and (key in self._closed() or self.keys.is_blocked(key))
 
     def settle(self, now: float, *, is_leaving: bool) -> LaneSettlement | None:
         """Return what to store now; None if the lane must be taken over first."""
@@ -509,7 +609,9 @@ class WindowLane(Lane):
     def _running(self) -> list[HeldMessage]:
         """Return the messages in the window whose handlers have not ended, in order."""
         running = [
-            it for it in self.held.values() if it.is_open and it.row.waiting is None
+            it
+            for it in self.held.values()
+            if it.is_open and it.row.waiting is None and not it.is_ahead
         ]
         return sorted(running, key=attrgetter("place"))
 

@@ -14,19 +14,33 @@ import psycopg
 
 from outbox.events import Event
 from outbox.gather import end
-from outbox.postgres.connection import Link
+from outbox.postgres.connection import Connection, Link
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
-from relay.handling.window_lane import HeldMessage, LaneSettlement, WindowLane
+from relay.handling.claim_tenants import claim_tenants, has_tenant_index
+from relay.handling.window_lane import (
+    MOST_AHEAD,
+    HeldMessage,
+    LaneSettlement,
+    WindowLane,
+)
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
-from relay.publisher import Acked, Confirmation, Handling
+from relay.publisher import (
+    Acked,
+    Confirmation,
+    Handling,
+    TenantSearch,
+    TenantsFound,
+)
 from relay.settle import Settlement, store_settlement
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""
+_NO_INDEX: Final = 10.0
+"""Seconds after which an index by tenant is looked for again."""
 _CHECK: Final = 1.0
 """Seconds between two searches for handlers that run for long."""
 
@@ -67,6 +81,7 @@ class HandlerWorker:
         self._touched: set[WindowLane] = set()
         """Lanes of which something has ended."""
         self._some = asyncio.Event()
+        self._search_at = 0.0
 
     async def run(self) -> None:
         """Work until cancelled; after `stop`, only settle what has ended."""
@@ -91,10 +106,13 @@ class HandlerWorker:
 
     def may_begin(self, held: HeldMessage) -> bool:
         """Return whether the handler of a message may begin."""
-        if self._is_current(held) and self._lanes.owns([held.lane]):
-            return True
-        self._let_go(held)
-        return False
+        if not (self._is_current(held) and self._lanes.owns([held.lane])):
+            self._let_go(held)
+            return False
+        if held.lane.must_wait(held.row):
+            self.end(held, None)
+            return False
+        return True
 
     def end(self, held: HeldMessage, answer: Confirmation | None) -> None:
         """Record how the handler of a message has ended; None: it was not started."""
@@ -113,7 +131,9 @@ class HandlerWorker:
                 self._lanes.leave(lane)
         else:
             lane.end(held, answer, time.monotonic())
-        if not isinstance(answer, Acked) and lane.must_wait(held.row.key):
+            if not lane.is_used:
+                self._lanes.leave(lane)
+        if not isinstance(answer, Acked) and lane.is_closed(held.row.key):
             self._withdraw(lane, held.row.key)
         if lane.must_settle and not lane.in_flight:
             self._lanes.keep(lane)
@@ -150,14 +170,20 @@ class HandlerWorker:
     async def _claim_all(self) -> None:
         while True:
             await self._lanes.work()
-            await self._handlers.wants_more()
-            lanes = self._lanes.pick()
+            # Without an index, or at the limit, only claims read.
+            can_search = time.monotonic() >= self._search_at and self._has_room
+            search = await self._handlers.wants_more(can_search=can_search)
+            lanes = self._lanes.pick() if search is None else self._lanes.pick_all()
             if lanes:
-                await self._claim(lanes)
+                await self._claim(lanes, search)
 
-    async def _claim(self, lanes: Sequence[Lane]) -> None:
+    @property
+    def _has_room(self) -> bool:
+        return sum(lane.ended_ahead for lane in self._leased()) < MOST_AHEAD
+
+    async def _claim(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
         try:
-            await self._read(lanes)
+            await self._read(lanes, search)
         finally:
             windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
             self._kept.update(lane for lane in windows if lane.must_settle)
@@ -166,13 +192,16 @@ class HandlerWorker:
             if self._kept or self._touched:
                 self._some.set()
 
-    async def _read(self, lanes: Sequence[Lane]) -> None:
+    async def _read(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
         try:
             async with self._link.use() as connection:
                 self._lanes.opened(self._link.opened_at, lanes)
-                self._take(
-                    await claim_batch(connection, self._lanes, lanes, self._config)
-                )
+                if search is None:
+                    self._take(
+                        await claim_batch(connection, self._lanes, lanes, self._config)
+                    )
+                else:
+                    await self._search(connection, lanes, search)
         except DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
@@ -180,8 +209,33 @@ class HandlerWorker:
         else:
             self._claiming.succeeded()
 
+    async def _search(
+        self, connection: Connection, lanes: Sequence[Lane], search: TenantSearch
+    ) -> None:
+        """Hold messages of tenants that lie ahead of the claims, and hand them over."""
+        if not await has_tenant_index(connection):
+            self._search_at = time.monotonic() + _NO_INDEX
+            self._handlers.searched(TenantsFound())
+            return
+        windows = {it.number: it for it in lanes if isinstance(it, WindowLane)}
+        before = {number: lane.window for number, lane in windows.items()}
+        rows, found = await claim_tenants(
+            connection, self._lanes, list(windows.values()), search, self._config
+        )
+        self._handlers.searched(found)
+        now, handed = time.monotonic(), []
+        for number, lane in windows.items():
+            own = [row for row in rows if row.lane == number]
+            is_same = lane.window is not None and lane.window is before[number]
+            if own and is_same and self._lanes.find(number) is lane:
+                handed += lane.take_ahead(own, now)
+        if handed:
+            self._handlers.hand_over(handed)
+
     def _take(self, batch: ClaimedBatch) -> None:
         """Hold the messages of a claim, and hand them over."""
+        tenants = [row.message.tenant for row in batch.rows if row.message is not None]
+        self._handlers.claimed(tenants, is_cut=batch.is_cut)
         now, handed = time.monotonic(), []
         for part in batch.by_lane():
             (lane,) = part.lanes

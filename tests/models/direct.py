@@ -11,6 +11,11 @@ the transaction that stores the position beyond it. The deliveries before it who
 handlers run get entries that they are open, in the same transaction. So no entry has to
 wait for a handler, but some wait for a claim: while late rows are read, a position can
 need a third part. None is above the position, as for relays.
+
+Rows can be found ahead of the claims. In the lane all rows before them were claimed, or
+are found first: a lane with a row that committed late isn't searched. Nothing is stored
+of them until a claim reaches them: if one was handled, it ends then; if it failed, it
+gets its entry then, and until then the others of its key wait.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +33,7 @@ from tests.models.log import (
     DAYS,
     DUE,
     DUE_LATER,
+    ENDED,
     REFUSED,
     REPLAYED,
     SCHEDULED,
@@ -52,6 +58,7 @@ class Consumer(NamedTuple):
 
     Attributes:
         entries: what it remembers of the log, once it can lose the lane unnoticed.
+        ahead: the ids of the rows ahead that it has found, and what became of them.
     """
 
     read: Progress
@@ -63,6 +70,7 @@ class Consumer(NamedTuple):
     last: Any = None
     has_lease: bool = True
     entries: tuple[tuple[int, str], ...] = ()
+    ahead: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,9 @@ class DirectModel(LogModel):
         logs_above: entries are inserted whatever the stored position covers.
         reads_log: a key waits for what the log has of it.
         has_fence: a settlement is refused if another one came first.
+        spares_late: a lane with a row that committed late isn't searched.
+        waits_ahead: the rows of a key wait if one ahead of the claims has failed.
+        remembers: a claim hands nothing over again that was found ahead.
     """
 
     window: type[Window] = Window
@@ -84,6 +95,9 @@ class DirectModel(LogModel):
     logs_above: bool = False
     reads_log: bool = True
     has_fence: bool = True
+    spares_late: bool = True
+    waits_ahead: bool = True
+    remembers: bool = True
 
     @override
     def read(self, state: State) -> Iterator[tuple[str, State]]:
@@ -103,7 +117,10 @@ class DirectModel(LogModel):
     ) -> Iterator[tuple[str, State]]:
         if len(consumer.held) < _MOST_HELD:
             yield from self.hold(state, number, consumer)
+        if state.budget.ahead and consumer.read.as_of is None:
+            yield from self.search(state, number, consumer)
         yield from self.handle(state, number, consumer)
+        yield from self.handle_ahead(state, number, consumer)
         yield from self.store(state, number, consumer)
 
     def hold(
@@ -126,11 +143,76 @@ class DirectModel(LogModel):
             window.read.as_of,
         ):
             return
+        ahead, failed = dict(consumer.ahead), consumer.failed
+        for row in found:
+            became = ahead.pop(row.id, None)
+            if became == ENDED and self.remembers:
+                window.ended(_place_of(row))
+            elif became == REFUSED:
+                failed |= {row.seq}
+        consumer = consumer._replace(failed=failed, ahead=tuple(sorted(ahead.items())))
         seen = max(position.up_to for _, position in window.read.days)
         floors = consumer.floors.note(database.next_xid, seen)
         floors = forget_floors(Owner(window.read, floors)).floors
         after = _freeze(window, consumer)._replace(floors=floors)
         yield f"claims {[row.id for row in found]}", _with(state, number, after)
+
+    def search(
+        self, state: State, number: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
+        """Find a row that no claim has read, and none of its key before it."""
+        database, days = state.database, dict(consumer.read.days)
+        top = max(position.up_to for position in days.values())
+        rows = sorted(row for row in database.rows if row.is_committed)
+        if self.spares_late and any(
+            row.seq <= top and not days[DAYS[row.day]].covers(row.seq, row.xid)
+            for row in rows
+        ):
+            return
+        ahead, log = dict(consumer.ahead), self.log_of(state, consumer)
+        closed = {row.key for row in rows if log.get(row.id) in _KEEPS_KEY}
+        closed |= {row.key for row in rows if row.seq in consumer.failed}
+        for row in sorted(rows, key=lambda row: row.seq):
+            if row.seq <= top or row.id in ahead or row.is_scheduled:
+                continue
+            if row.key == "-" or row.key not in closed:
+                found = tuple(sorted({**ahead, row.id: OPENED}.items()))
+                budget = state.budget._replace(ahead=state.budget.ahead - 1)
+                spent = state._replace(budget=budget)
+                new = consumer._replace(ahead=found)
+                yield f"finds row {row.id} ahead", _with(spent, number, new)
+            closed.add(row.key)
+
+    def handle_ahead(
+        self, state: State, number: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
+        """Let a handler end, of a row ahead whose key has no earlier one before it."""
+        database, log = state.database, self.log_of(state, consumer)
+        rows, ahead = {row.id: row for row in database.rows}, dict(consumer.ahead)
+        before = [*_held(database, consumer)]
+        before += [rows[id] for id, why in log.items() if why in _KEEPS_KEY]
+        keeps = {OPENED, REFUSED} if self.waits_ahead else {OPENED}
+        before += [rows[id] for id, became in ahead.items() if became in keeps]
+        for id in [id for id, became in ahead.items() if became == OPENED]:
+            row = rows[id]
+            if row.key != "-" and any(
+                other.key == row.key and other.seq < row.seq for other in before
+            ):
+                continue
+            ended = consumer._replace(ahead=tuple(sorted({**ahead, id: ENDED}.items())))
+            handled = self.accept(state, [id])
+            yield f"handles row {id} ahead", _with(handled, number, ended)
+            if state.budget.refusals:
+                budget = state.budget._replace(refusals=state.budget.refusals - 1)
+                failed = tuple(sorted({**ahead, id: REFUSED}.items()))
+                yield (
+                    f"fails with row {id} ahead",
+                    _with(
+                        state._replace(budget=budget),
+                        number,
+                        consumer._replace(ahead=failed),
+                    ),
+                )
 
     def handle(
         self, state: State, number: int, consumer: Consumer

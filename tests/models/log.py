@@ -156,6 +156,8 @@ class Budget(NamedTuple):
     """How often the reader is dropped and returns."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
+    ahead: int = 0
+    """How many rows a consumer finds before its claims reach them."""
 
 
 class State(NamedTuple):

@@ -21,6 +21,7 @@ from inbox.poison.history import (
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from inbox.sources.postgres.ready import Ready
+from inbox.sources.postgres.tenants import Tenants
 from outbox.brokers.options import DIRECT
 from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -40,7 +41,7 @@ from relay.events import (
     ReaderDropped,
     RelayStarted,
 )
-from relay.publisher import Acked, Handed, Nacked
+from relay.publisher import Acked, Handed, Nacked, TenantSearch, TenantsFound
 from relay.reader import RelayReader
 from relay.relay import Relay
 
@@ -64,6 +65,9 @@ class _Handover:
         self._prefetch = prefetch
         self._left_out: frozenset[str] = frozenset()
         self._wanted = asyncio.Event()
+        self._tenants = Tenants(prefetch)
+        self._known: Sequence[str] = ()
+        self._is_next = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,10 +75,35 @@ class _Handover:
     async def __aexit__(self, *exc_info: object) -> None:
         pass
 
-    async def wants_more(self) -> None:
-        while not self._is_short():
+    async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
+        while not (can_search and self._must_search()):
+            if self._is_short():
+                return None
             self._wanted.clear()
             await self._wanted.wait()
+        self._known = self.ready.tenants
+        return TenantSearch(
+            {*self._known, *self._left_out},
+            self._tenants.after,
+            self._tenants.max_steps,
+            self._tenants.rows_each,
+        )
+
+    def _must_search(self) -> bool:
+        # A claim follows each search: it may find what no search can.
+        is_next, self._is_next = self._is_next, True
+        ready = self.ready
+        return is_next and self._tenants.is_due(
+            len(ready), ready.tenants, stuck=ready.has_only(self._left_out)
+        )
+
+    def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
+        self._tenants.claimed(tenants, full=is_cut)
+
+    def searched(self, found: TenantsFound) -> None:
+        steps, tenants, is_cut = found
+        self._is_next = False
+        self._tenants.searched(steps, tenants, ready=self._known, cut=is_cut)
 
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
@@ -114,6 +143,7 @@ class _Handover:
             if not found:
                 break
             taken += [message for message in found if message.begin()]
+        self._tenants.handed_out(len(taken))
         self._wanted.set()
         return taken
 
