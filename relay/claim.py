@@ -449,12 +449,14 @@ class _Claim:
         )
         cuts = {}
         for row in await cursor.fetchall():
-            if row.cut is None:
+            if row.top is None:
                 keys[row.lane].read(row)
                 continue
-            cuts[row.lane] = row.cut
-            if row.has_head:
-                self._reader.takeover.refuse_entries(row.cut)
+            keys[row.lane].logged(row.top)
+            if row.cut is not None:
+                cuts[row.lane] = row.cut
+                if row.has_head:
+                    self._reader.takeover.refuse_entries(row.cut)
         return cuts
 
     async def _find_blocked(

@@ -1,7 +1,7 @@
 -- Does:  Count the messages that consumers that read the outbox have not handled, by consumer and topic, up to a number of each lane of a day.
 -- Takes: consumers, most (the number of each lane of a day that is counted, and of those that wait after their first claim)
 -- Gives: consumer, topic, messages, ready, scheduled, waiting, blocked, oldest (when the oldest one that is due became due), more (lanes with more)
--- Index: message_lane_idx above the positions, message_xid_idx; reads the log
+-- Index: message_lane_idx above the positions, message_xid_idx, deferral_message_idx of those with a tenant; reads the log
 WITH unsettled AS (
     SELECT p.reader, f.topic, CASE WHEN f.available_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
            greatest(f.created_at, f.available_at) AS since,
@@ -12,6 +12,8 @@ WITH unsettled AS (
              FROM outbox.message AS m
             WHERE p.last_seq > p.up_to AND m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
               AND outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+              AND (m.tenant IS NULL  -- else the log can have it already
+                   OR (SELECT true FROM outbox.deferral AS e WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
               AND EXISTS (SELECT FROM outbox.subscription AS s
                            WHERE s.reader = p.reader
                              AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

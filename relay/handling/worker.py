@@ -6,7 +6,7 @@ It claims while handlers run, and settles what has ended, of all lanes together;
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,33 +14,22 @@ import psycopg
 
 from outbox.events import Event
 from outbox.gather import end
-from outbox.postgres.connection import Connection, Link
+from outbox.postgres.connection import Link
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
-from relay.handling.claim_tenants import claim_tenants, has_tenant_index
-from relay.handling.window_lane import (
-    MOST_AHEAD,
-    HeldMessage,
-    LaneSettlement,
-    WindowLane,
-)
+from relay.handling.ahead import Searches, find_logged
+from relay.handling.held_message import HeldMessage
+from relay.handling.settlement import settlement_of
+from relay.handling.window_lane import WindowLane
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
-from relay.publisher import (
-    Acked,
-    Confirmation,
-    Handling,
-    TenantSearch,
-    TenantsFound,
-)
-from relay.settle import Settlement, store_settlement
+from relay.publisher import Acked, Confirmation, Handling, TenantSearch
+from relay.settle import store_settlement
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""
-_NO_INDEX: Final = 10.0
-"""Seconds after which an index by tenant is looked for again."""
 _CHECK: Final = 1.0
 """Seconds between two searches for handlers that run for long."""
 
@@ -71,6 +60,7 @@ class HandlerWorker:
         lanes.make_lane = self._make_lane
         self._handlers = handlers
         self._config = config
+        self._searches = Searches(lanes, config)
         self._in_flight = in_flight
         self._stop = stop
         self._claiming = DatabaseRetry(notify)
@@ -81,7 +71,6 @@ class HandlerWorker:
         self._touched: set[WindowLane] = set()
         """Lanes of which something has ended."""
         self._some = asyncio.Event()
-        self._search_at = 0.0
 
     async def run(self) -> None:
         """Work until cancelled; after `stop`, only settle what has ended."""
@@ -106,13 +95,10 @@ class HandlerWorker:
 
     def may_begin(self, held: HeldMessage) -> bool:
         """Return whether the handler of a message may begin."""
-        if not (self._is_current(held) and self._lanes.owns([held.lane])):
-            self._let_go(held)
-            return False
-        if held.lane.must_wait(held.row):
-            self.end(held, None)
-            return False
-        return True
+        if self._is_current(held) and self._lanes.owns([held.lane]):
+            return True
+        self._let_go(held)
+        return False
 
     def end(self, held: HeldMessage, answer: Confirmation | None) -> None:
         """Record how the handler of a message has ended; None: it was not started."""
@@ -131,9 +117,7 @@ class HandlerWorker:
                 self._lanes.leave(lane)
         else:
             lane.end(held, answer, time.monotonic())
-            if not lane.is_used:
-                self._lanes.leave(lane)
-        if not isinstance(answer, Acked) and lane.is_closed(held.row.key):
+        if not isinstance(answer, Acked) and lane.must_wait(held.row.key):
             self._withdraw(lane, held.row.key)
         if lane.must_settle and not lane.in_flight:
             self._lanes.keep(lane)
@@ -162,24 +146,19 @@ class HandlerWorker:
 
     def _let_go(self, held: HeldMessage) -> None:
         lane = self._last[held.lane.number]
-        if following := lane.let_go(held):
-            self._handlers.hand_over(following)
+        self._hand_over(lane.let_go(held))
         if not lane.is_used:
             self._lanes.leave(lane)
 
     async def _claim_all(self) -> None:
         while True:
             await self._lanes.work()
-            # Without an index, or at the limit, only claims read.
-            can_search = time.monotonic() >= self._search_at and self._has_room
-            search = await self._handlers.wants_more(can_search=can_search)
+            search = await self._handlers.wants_more(
+                can_search=self._searches.are_possible
+            )
             lanes = self._lanes.pick() if search is None else self._lanes.pick_all()
             if lanes:
                 await self._claim(lanes, search)
-
-    @property
-    def _has_room(self) -> bool:
-        return sum(lane.ended_ahead for lane in self._leased()) < MOST_AHEAD
 
     async def _claim(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
         try:
@@ -196,12 +175,19 @@ class HandlerWorker:
         try:
             async with self._link.use() as connection:
                 self._lanes.opened(self._link.opened_at, lanes)
-                if search is None:
-                    self._take(
-                        await claim_batch(connection, self._lanes, lanes, self._config)
+                if search is not None:
+                    windows = [it for it in lanes if isinstance(it, WindowLane)]
+                    handed, found = await self._searches.find(
+                        connection, windows, search
                     )
+                    self._handlers.searched(found)
+                    self._hand_over(handed)
                 else:
-                    await self._search(connection, lanes, search)
+                    batch = await claim_batch(
+                        connection, self._lanes, lanes, self._config
+                    )
+                    reader = self._lanes.reader.name
+                    self._take(batch, await find_logged(connection, reader, batch))
         except DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
@@ -209,30 +195,7 @@ class HandlerWorker:
         else:
             self._claiming.succeeded()
 
-    async def _search(
-        self, connection: Connection, lanes: Sequence[Lane], search: TenantSearch
-    ) -> None:
-        """Hold messages of tenants that lie ahead of the claims, and hand them over."""
-        if not await has_tenant_index(connection):
-            self._search_at = time.monotonic() + _NO_INDEX
-            self._handlers.searched(TenantsFound())
-            return
-        windows = {it.number: it for it in lanes if isinstance(it, WindowLane)}
-        before = {number: lane.window for number, lane in windows.items()}
-        rows, found = await claim_tenants(
-            connection, self._lanes, list(windows.values()), search, self._config
-        )
-        self._handlers.searched(found)
-        now, handed = time.monotonic(), []
-        for number, lane in windows.items():
-            own = [row for row in rows if row.lane == number]
-            is_same = lane.window is not None and lane.window is before[number]
-            if own and is_same and self._lanes.find(number) is lane:
-                handed += lane.take_ahead(own, now)
-        if handed:
-            self._handlers.hand_over(handed)
-
-    def _take(self, batch: ClaimedBatch) -> None:
+    def _take(self, batch: ClaimedBatch, logged: Collection[Hashable] = ()) -> None:
         """Hold the messages of a claim, and hand them over."""
         tenants = [row.message.tenant for row in batch.rows if row.message is not None]
         self._handlers.claimed(tenants, is_cut=batch.is_cut)
@@ -243,7 +206,10 @@ class HandlerWorker:
             # Otherwise it was lost in the meantime.
             if lane.window is not None and self._lanes.find(lane.number) is lane:
                 extent = part.extents.get(lane.number)
-                handed += lane.take(part.rows, part.withheld, extent, now)
+                handed += lane.take(part.rows, part.withheld, extent, now, logged)
+        self._hand_over(handed)
+
+    def _hand_over(self, handed: Sequence[HeldMessage]) -> None:
         if handed:
             self._handlers.hand_over(handed)
 
@@ -295,7 +261,7 @@ class HandlerWorker:
                 for lane in lanes
                 if (part := lane.settle(began, is_leaving=is_leaving)) is not None
             ]
-            settlement = _settlement_of(parts)
+            settlement = settlement_of(parts)
             due: Mapping[int, datetime] = {}
             if settlement.advances or settlement.others:
                 try:
@@ -312,15 +278,3 @@ class HandlerWorker:
             lane.stored(part)
             if not lane.is_used:
                 self._lanes.leave(lane)
-
-
-def _settlement_of(
-    parts: Sequence[tuple[WindowLane, LaneSettlement]],
-) -> Settlement:
-    return Settlement(
-        [lane for lane, _ in parts],
-        sum(part.published for _, part in parts),
-        [one for _, part in parts for one in part.others],
-        [part.advance for _, part in parts if part.advance is not None],
-        frozenset(),
-    )

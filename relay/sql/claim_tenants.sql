@@ -1,7 +1,7 @@
 -- Does:  Read the first messages of tenants that a claim does not reach because other tenants' messages come first. Locks nothing.
--- Takes: what leased.sql and uncovered.sql of outbox/log take; tops (of these lanes: above which to look); reader and gets_all, as claim_batch.sql; after (a tenant), known (tenants to skip), seqs and moments (of messages to skip), key_lanes and keys (same length: to skip), max_steps, max_read (of a tenant and lane), max_rows_each (of a tenant), max_rows, and max_bytes
+-- Takes: what leased.sql and uncovered.sql of outbox/log take; tops (of these lanes: above which to look); searched (JSON: by lane/tenant, a seq above which to look); reader and gets_all, as claim_batch.sql; after (a tenant), known (tenants to skip), seqs and moments (of messages to skip), max_steps, max_read (of a tenant and lane), max_rows_each (of a tenant), max_rows, and max_bytes
 -- Gives: step (the tenant visited, in order), and the columns of claim_batch.sql (lane is null: nothing was found for it). At least one row, with the view
--- Index: message_tenant_idx and message_lane_idx on each partition between oldest and newest
+-- Index: message_tenant_idx, message_lane_idx and deferral_message_idx on each partition between oldest and newest
 WITH RECURSIVE walk (tenant, is_new) AS (
     SELECT %(after)s::text, false
      UNION ALL
@@ -58,7 +58,9 @@ WITH RECURSIVE walk (tenant, is_new) AS (
                         AND m.tenant IS NOT NULL
                         -- Rows and not columns, so that no index but this one has the order, whatever the
                         -- statistics say: by lane and seq alone, finding this tenant reads the whole backlog.
-                        AND (m.tenant, m.lane, m.seq) > (step.tenant, in_order.lane, in_order.top)
+                        AND (m.tenant, m.lane, m.seq)
+                            > (step.tenant, in_order.lane,
+                               greatest(in_order.top, (%(searched)s::jsonb ->> (in_order.lane || '/' || step.tenant))::bigint))
                         AND (m.tenant, m.lane) <= (step.tenant, in_order.lane)
                         AND m.created_at >= %(oldest)s
                         AND m.created_at < %(newest)s
@@ -74,9 +76,14 @@ WITH RECURSIVE walk (tenant, is_new) AS (
                   AND (m.seq, m.created_at) NOT IN (
                       SELECT unnest(%(seqs)s::bigint[]), unnest(%(moments)s::timestamptz[])
                   )
-                  AND (m.key IS NULL OR (m.lane, m.key) NOT IN (
-                      SELECT unnest(%(key_lanes)s::smallint[]), unnest(%(keys)s::text[])
-                  ))
+                  AND (SELECT true
+                         FROM outbox.deferral AS d
+                        WHERE d.id = m.id
+                          AND d.created_at = m.created_at
+                          AND d.created_at >= %(oldest)s
+                          AND d.created_at < %(newest)s
+                          AND (d.reader = %(reader)s) IS TRUE
+                        LIMIT 1) IS NULL
                 LIMIT %(max_rows_each)s
            ) AS m
            LIMIT %(max_rows_each)s

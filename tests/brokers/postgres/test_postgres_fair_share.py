@@ -18,6 +18,7 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
 from outbox.administration.tenants import add_tenant_index, drop_tenant_index
 from outbox.lane import Priority, lanes_of
+from outbox.postgres.sql_files import load
 from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
@@ -30,12 +31,33 @@ FLOOD = """
     INSERT INTO {log}.message
            ({id}, lane, schema_version, topic, key, tenant,
             content_type, headers, payload)
-    SELECT outbox.uuid7(), {lane} + n %% 16, 1, 'orders',
+    SELECT outbox.uuid7(), {lane} + n %% {lanes}, 1, 'orders',
            concat_ws(' ', %s::text, n %% 640), %s,
            'text/plain', '{{}}', convert_to(n::text, 'UTF8')
       FROM generate_series(1, %s) AS n
 """
 IN_MEMORY = 1000
+AHEAD = "SELECT count(*) FROM outbox.deferral WHERE cause = 'settled'"
+WAITING = "SELECT count(*) FROM outbox.unsettled_message WHERE reader = 'billing'"
+OF_THE_GATE = """
+    SELECT count(*) FROM outbox.partitions('outbox.message') AS p
+     CROSS JOIN LATERAL outbox.unsettled_messages(p.partition, p.starts_at, p.ends_at, 5000) AS m
+     WHERE m.reader = 'billing'
+"""  # noqa: E501
+REPLAY = """
+    INSERT INTO outbox.deferral (created_at, due_at, seq, id, run, lane, cause, reader, key)
+    SELECT created_at, clock_timestamp(), seq, id, run + 1, lane, 'replayed', reader, key
+      FROM outbox.message_status
+     WHERE state = 'handled' AND reader = 'billing'
+     ORDER BY seq DESC
+     LIMIT 1
+"""  # noqa: E501
+COUNTED = """
+    SELECT sum(messages)::integer,
+           (sum(messages - deferred)
+            + (SELECT count(*) FROM outbox.deferral WHERE cause = 'settled'))::integer
+      FROM outbox.position WHERE reader = 'billing'
+"""
 
 
 class Copy:
@@ -47,8 +69,10 @@ class Copy:
     def __init__(self, database_url: str) -> None:
         self.database_url = database_url
 
-    def flood(self, count: int, tenant: str | None = "flood") -> None:
-        flood = FLOOD.format(log=self.log, id=self.id, lane=self.lane)
+    def flood(
+        self, count: int, tenant: str | None = "flood", *, lanes: int = 16
+    ) -> None:
+        flood = FLOOD.format(log=self.log, id=self.id, lane=self.lane, lanes=lanes)
         execute(self.database_url, flood, (tenant, tenant, count))
         execute(self.database_url, f"ANALYZE {self.log}.message")
         self.subscribe()
@@ -296,18 +320,57 @@ async def test_without_the_index_claims_read_the_flood_first(
     assert positions(taken, "other")[0] > 1_000
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "in between"])
 async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
-    database_url: str,
+    database_url: str, *, is_first: bool
 ) -> None:
     queue = Direct(database_url)
     add = "SELECT outbox.add('orders', %s, key => 'k', tenant => 'other')"
+    others = [Message("orders", b"", key=f"{n}", tenant="other") for n in range(64)]
     with psycopg.connect(database_url) as late:
+        if not is_first:
+            queue.flood(2_000)
         late.execute(add, (b"1",))
-        queue.flood(2_000)
+        if is_first:
+            queue.flood(2_000)
+        await queue.publish(*others)
         async with queue.source(prefetch=32) as source:
-            before = await take(source, 1_000, queue)
+            before = await take(source, 600, queue)
+            assert len(positions(before, "other")) == len(others)
             late.commit()
             execute(database_url, add, (b"2",))
-            taken = await take(source, 2_002 - len(before), queue)
+            taken = await take(source, 2_066 - len(before), queue)
     payloads = [d.message.payload for d in taken if d.message.key == "k"]
     assert payloads == [b"1", b"2"]
+
+
+async def test_what_was_handled_ahead_is_settled_for_whoever_comes_next(
+    database_url: str,
+) -> None:
+    queue = Direct(database_url)
+    queue.flood(600, lanes=1)
+    queue.flood(600, tenant="also a flood", lanes=1)
+    async with queue.source() as source:
+        before = await take(source, 500, queue)
+    left = 1_200 - len(before)
+    ((ahead,),) = execute(database_url, AHEAD)
+    assert ahead > 100
+    for statement in (WAITING, OF_THE_GATE):
+        assert execute(database_url, statement) == [(left,)]
+    counted = execute(
+        database_url,
+        load("outbox", "count_unhandled"),
+        {"consumers": ["billing"], "most": 2_000},
+    )
+    assert [row[2] for row in counted] == [left]
+
+    ((replayed,),) = execute(database_url, f"{REPLAY} RETURNING id")
+    async with queue.source() as source:
+        after = await take(source, left + 1, queue)
+    times = Counter(d.message.id for d in (*before, *after))
+    assert len(times) == 1_200
+    assert {id for id in times if times[id] > 1} == {replayed}
+    for statement in (WAITING, OF_THE_GATE):
+        assert execute(database_url, statement) == [(0,)]
+    # A replay is one more.
+    assert execute(database_url, COUNTED) == [(1_200, 1_201)]
