@@ -197,7 +197,11 @@ class HandlerWorker:
 
     def _take(self, batch: ClaimedBatch, logged: Collection[Hashable] = ()) -> None:
         """Hold the messages of a claim, and hand them over."""
-        tenants = [row.message.tenant for row in batch.rows if row.message is not None]
+        tenants = [
+            row.message.tenant
+            for row in batch.rows
+            if row.message is not None and row.identity not in logged
+        ]
         self._handlers.claimed(tenants, is_cut=batch.is_cut)
         now, handed = time.monotonic(), []
         for part in batch.by_lane():

@@ -27,14 +27,12 @@ SMALL = {
     "midnight, a scheduled row and a kill": DirectModel(
         ["xS.", "k."], Budget(kills=1, midnights=1), days=2
     ),
-    "rows found ahead, and a late one of their key": DirectModel(
-        ["k.", "-.|k."], Budget(ahead=2)
-    ),
+    "rows found ahead, and a late one": DirectModel(["k.", "-."], Budget(ahead=2)),
     "failures of rows found ahead and in order": DirectModel(
         ["-kk."], Budget(refusals=2, ahead=2)
     ),
-    "rows found ahead, replays and a kill": DirectModel(
-        ["jk.", "k."], Budget(kills=1, replays=1, ahead=1)
+    "a row found ahead, a replay and a kill": DirectModel(
+        ["jk."], Budget(kills=1, replays=1, ahead=1)
     ),
     "rows found ahead, a failure and a kill": DirectModel(
         ["jkk."], Budget(kills=1, refusals=1, ahead=2)
@@ -44,6 +42,9 @@ SMALL = {
     ),
 }
 LARGE = {
+    "rows found ahead, a replay, a late one and a kill": DirectModel(
+        ["jk.", "k."], Budget(kills=1, replays=1, ahead=1)
+    ),
     "rows found ahead, a late one of their key and a kill": DirectModel(
         ["k.", "-.|k."], Budget(kills=1, ahead=2)
     ),

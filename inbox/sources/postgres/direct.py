@@ -65,8 +65,11 @@ class _Handover:
         self._prefetch = prefetch
         self._left_out: frozenset[str] = frozenset()
         self._wanted = asyncio.Event()
-        self._tenants = Tenants(prefetch)
-        self._known: Sequence[str] = ()
+        # So that a search brings as many messages of a tenant as a claim.
+        self._tenants = Tenants(2 * prefetch)
+        self._claimed: set[str] = set()
+        """The tenants of the last claim, if it left messages behind."""
+        self._known: set[str] = set()
         self._is_next = True
 
     async def __aenter__(self) -> Self:
@@ -76,12 +79,24 @@ class _Handover:
         pass
 
     async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
-        while not (can_search and self._must_search()):
-            if self._is_short():
+        while True:
+            ready = self.ready
+            # Before they have none, as others are handed out during a search.
+            stocked = ready.stocked(max(1, self._prefetch // 4))
+            is_due = can_search and self._tenants.is_due(
+                len(ready), stocked, stuck=ready.has_only(self._left_out)
+            )
+            lacks = self._claimed.difference(stocked)
+            if is_due and (self._is_next or not (lacks or self._is_short())):
+                break
+            if is_due or self._is_short():
+                self._is_next = True
                 return None
             self._wanted.clear()
             await self._wanted.wait()
-        self._known = self.ready.tenants
+        # A claim follows: it may find what no search can. It brings more of the tenants
+        # of the last one, too, and what it brings costs less to settle.
+        self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
             {*self._known, *self._left_out},
             self._tenants.after,
@@ -89,21 +104,13 @@ class _Handover:
             self._tenants.rows_each,
         )
 
-    def _must_search(self) -> bool:
-        # A claim follows each search: it may find what no search can.
-        is_next, self._is_next = self._is_next, True
-        ready = self.ready
-        return is_next and self._tenants.is_due(
-            len(ready), ready.tenants, stuck=ready.has_only(self._left_out)
-        )
-
     def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
+        self._claimed = {it for it in tenants if is_cut and it is not None}
         self._tenants.claimed(tenants, full=is_cut)
 
     def searched(self, found: TenantsFound) -> None:
         steps, tenants, is_cut = found
-        self._is_next = False
-        self._tenants.searched(steps, tenants, ready=self._known, cut=is_cut)
+        self._tenants.searched(steps, tenants, ready=[*self._known], cut=is_cut)
 
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
