@@ -227,14 +227,17 @@ def test_a_search_for_tenants_reads_little_of_a_flood(
             after="",
             seqs=[],
             moments=[],
-            key_lanes=[],
-            keys=[],
+            searched="{}",
             max_steps=64,
             max_rows_each=16,
         )
 
     assert plan.sequential() == set()
-    assert plan.indexes() == {"message_tenant_idx", "message_lane_idx"}
+    assert plan.indexes() == {
+        "message_tenant_idx",
+        "message_lane_idx",
+        "deferral_message_idx",
+    }
     assert plan.nodes[0]["Actual Rows"] > 100
     assert rows_of(plan) <= 3000
 

@@ -6,6 +6,7 @@ to its own process. So it claims, orders, defers and takes lanes over as all rel
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -68,7 +69,7 @@ class _Handover:
         # So that a search brings as many messages of a tenant as a claim.
         self._tenants = Tenants(2 * prefetch)
         self._claimed: set[str] = set()
-        """The tenants of the last claim, if it left messages behind."""
+        """The tenant with the most messages in the last claim, if that left some."""
         self._known: set[str] = set()
         self._is_next = True
 
@@ -94,8 +95,8 @@ class _Handover:
                 return None
             self._wanted.clear()
             await self._wanted.wait()
-        # A claim follows: it may find what no search can. It brings more of the tenants
-        # of the last one, too, and what it brings costs less to settle.
+        # A claim follows: it may find what no search can. It brings more of this
+        # tenant, too, and what it brings costs less to settle.
         self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
             {*self._known, *self._left_out},
@@ -105,7 +106,8 @@ class _Handover:
         )
 
     def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
-        self._claimed = {it for it in tenants if is_cut and it is not None}
+        most = Counter(it for it in tenants if is_cut and it is not None)
+        self._claimed = {it for it, _ in most.most_common(1)}
         self._tenants.claimed(tenants, full=is_cut)
 
     def searched(self, found: TenantsFound) -> None:
