@@ -398,7 +398,7 @@ class WindowLane(Lane):
         if must_wait:
             kept.refused.extend(it for it in taken.refused if it[0].row.waiting is None)
             kept.withheld.extend(it for it in taken.withheld if it[0].waiting is None)
-        advance = None
+        advance: Advance[WindowLane] | None = None
         if result is None:
             log, ahead, opened = [], [], []
             kept.ended.extend(it for it in taken.ended if it[0].is_ahead)

@@ -203,7 +203,8 @@ class HandlerWorker:
             if row.message is not None and row.identity not in logged
         ]
         self._handlers.claimed(tenants, is_cut=batch.is_cut)
-        now, handed = time.monotonic(), []
+        now = time.monotonic()
+        handed: list[HeldMessage] = []
         for part in batch.by_lane():
             (lane,) = part.lanes
             assert isinstance(lane, WindowLane)
