@@ -280,9 +280,9 @@ class _Claim:
         batch, due = self._batch, []
         for row in rows:
             if row.verdict is None:
-                due.append(_read(row, self._config))
+                due.append(read_row(row, self._config))
             elif row.verdict != "other":
-                message = _read(row, self._config)
+                message = read_row(row, self._config)
                 batch.withheld.append((message, _UNLOADED[row.verdict]))
         blocked = await self._find_blocked(due) - drained
         if blocked:
@@ -306,6 +306,7 @@ class _Claim:
             cut: the lane that was not read to its end.
         """
         batch = self._batch
+        batch.is_cut = cut is not None or any(read.is_cut for read in reads.values())
         numbers = [lane.number for lane in self._lanes]
         end = len(numbers) if cut is None else numbers.index(cut) + 1
         reached = self._lanes[:end]
@@ -412,9 +413,9 @@ class _Claim:
                 break
             count += 1
             if row.verdict is None:
-                batch.rows.append(_read(row, self._config, waiting))
+                batch.rows.append(read_row(row, self._config, waiting))
             elif row.verdict == "aside":
-                message = _read(row, self._config, waiting)
+                message = read_row(row, self._config, waiting)
                 batch.withheld.append((message, OVERSIZED))
             elif row.verdict == "missing":
                 batch.withheld.append((_unread(waiting), ENDED))
@@ -453,12 +454,14 @@ class _Claim:
         )
         cuts = {}
         for row in await cursor.fetchall():
-            if row.cut is None:
+            if row.top is None:
                 keys[row.lane].read(row)
                 continue
-            cuts[row.lane] = row.cut
-            if row.has_head:
-                self._reader.takeover.refuse_entries(row.cut)
+            keys[row.lane].logged(row.top)
+            if row.cut is not None:
+                cuts[row.lane] = row.cut
+                if row.has_head:
+                    self._reader.takeover.refuse_entries(row.cut)
         return cuts
 
     async def _find_blocked(
@@ -552,7 +555,7 @@ def _unread(message: WaitingMessage) -> ClaimedMessage:
     )
 
 
-def _read(
+def read_row(
     row: ClaimedRow, config: RelayConfig, waiting: WaitingMessage | None = None
 ) -> ClaimedMessage:
     """Return the message of a row, or the problem with it."""

@@ -741,6 +741,8 @@ SELECT fresh.id, fresh.created_at, fresh.seq, fresh.lane, fresh.schema_version, 
                FROM outbox.message AS m
               WHERE p.last_seq > p.up_to AND m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
                 AND outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+                AND (m.tenant IS NULL  -- else the log can have it already
+                     OR (SELECT true FROM outbox.deferral AS e WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader
                                AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

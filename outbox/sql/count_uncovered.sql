@@ -1,7 +1,7 @@
 -- Does:  Count the messages that readers have not settled, and no position covers, by priority, topic and tenant, up to a number of each lane.
 -- Takes: readers, apart (whether each is counted by itself), lanes, since (where a partition begins), most (of each lane)
 -- Gives: reader (null: all together), priority, topic, tenant, messages, ready, scheduled, oldest (when the oldest one that is due became due), and in one row of each reader, else 0: more (lanes that have more messages), estimated (how many there are)
--- Index: message_lane_idx above the positions, message_xid_idx
+-- Index: message_lane_idx above the positions, message_xid_idx, deferral_message_idx of messages with a tenant
 WITH last AS MATERIALIZED (
     SELECT p.*, CASE WHEN %(apart)s THEN p.reader ELSE '' END AS whose
       FROM outbox.last_positions(%(since)s) AS p
@@ -19,6 +19,8 @@ WITH last AS MATERIALIZED (
                    WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
                      AND q.created_at >= %(since)s  -- so that it is planned for these days alone
                      AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+                     AND (q.tenant IS NULL  -- else the log can have it already
+                          OR (SELECT true FROM outbox.deferral AS e WHERE e.id = q.id AND e.created_at = q.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
                      AND EXISTS (SELECT FROM outbox.subscription AS s
                                   WHERE s.reader = p.reader
                                     AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

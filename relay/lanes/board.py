@@ -111,6 +111,13 @@ class LaneBoard:
             chosen = waiting[priority][:share]
         else:
             chosen = []
+        return self._picked(chosen)
+
+    def pick_all(self) -> Sequence[Lane]:
+        """Choose all lanes that have more, for a search; it isn't their turn."""
+        return self._picked([it for lanes in self._waiting().values() for it in lanes])
+
+    def _picked(self, chosen: Sequence[Lane]) -> Sequence[Lane]:
         for lane in chosen:
             lane.picked()
         self._lease.use([lane.number for lane in chosen])

@@ -10,6 +10,7 @@ import pytest
 
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
+from outbox.administration.tenants import add_tenant_index
 from outbox.log.position import Snapshot
 from outbox.log.takeover import xids_of
 from outbox.testing.postgres import PostgresServer
@@ -180,6 +181,73 @@ def test_a_claim_reads_a_bounded_number_of_others_messages_and_returns_one_a_lan
     assert plan.indexes() == {"message_lane_idx"}
     assert rows_of(plan) <= (50 + 1) * len(lanes)
     assert plan.nodes[0]["Actual Rows"] == len(lanes)
+
+
+TENANTS = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, tenant, content_type, payload)
+    SELECT outbox.uuid7(), day + n * interval '1 millisecond', 16 + n %% 16, 't', 'k' || n,
+           CASE WHEN n <= 20000 THEN 'flood' ELSE 'tenant ' || n %% 100 END, 'text/plain', ''
+      FROM generate_series(%(today)s - interval '24 hours', %(today)s, interval '24 hours') AS day
+     CROSS JOIN generate_series(1, 20300) AS n
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module", params=["with statistics", "without statistics"])
+def tenants_url(
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
+) -> Iterator[str]:
+    """A flood of one tenant, a few messages of a hundred, and months of partitions."""
+    with new_database(server, "pillarbox_tenant_plans", template) as name:
+        url = server.database_url(name)
+        with administration(url, application_name="test") as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET ROLE pillarbox_owner")
+            connection.execute(
+                "SELECT partman.create_partition_time('outbox.message', %s)",
+                ([today - n * DAY for n in range(1, PARTITIONS)],),
+            )
+            add_tenant_index(connection)
+            connection.execute(TENANTS.encode(), {"today": today})
+            if request.param == "with statistics":
+                connection.execute("ANALYZE outbox.message")
+        yield url
+
+
+@pytest.mark.parametrize("days", [2, PARTITIONS])
+@pytest.mark.parametrize("known", [["flood"], []], ids=["known", "unknown"])
+def test_a_search_for_tenants_reads_little_of_a_flood(
+    tenants_url: str, today: datetime, days: int, known: list[str]
+) -> None:
+    lanes = [*range(16, 32)]
+    # All rows up to the tops were visible when they were claimed.
+    asked = claim(today - (days - 1) * DAY, today + DAY, lanes, up_to=1000, start=990)
+    asked |= {"snapshots": [f"{2**31}:{2**31}:"] * len(lanes)}
+
+    with explaining(tenants_url) as explain:
+        plan = explain(
+            "claim_tenants",
+            **asked,
+            tops=[1000] * len(lanes),
+            known=known,
+            after="",
+            seqs=[],
+            moments=[],
+            searched="{}",
+            max_steps=64,
+            max_rows_each=16,
+        )
+
+    assert plan.sequential() == set()
+    assert plan.indexes() == {
+        "message_tenant_idx",
+        "message_lane_idx",
+        "deferral_message_idx",
+    }
+    assert plan.nodes[0]["Actual Rows"] > 100
+    assert rows_of(plan) <= 3000
 
 
 def test_a_claim_at_the_position_reads_no_row_below_it(
