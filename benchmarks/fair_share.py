@@ -16,6 +16,7 @@ from inbox.consumer import Consumer
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.urls import copy_of
 
 CONNECTIONS = 16
 FEW = 1_000
@@ -96,7 +97,7 @@ async def seconds_waited(url: str, tenant: str | None) -> float:
     running = asyncio.create_task(consumer.run())
     try:
         await begun.wait()
-        async with PostgresPublisher(url) as publisher:
+        async with PostgresPublisher(copy_of(url)) as publisher:
             started = time.perf_counter()
             await publisher.publish([awaited])
             await arrived.wait()
@@ -150,7 +151,7 @@ async def published_a_second(url: str, tenant: str | None, batches: int) -> floa
         ]
         for _ in range(batches)
     ]
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         started = time.perf_counter()
         for batch in made:
             await publisher.publish(batch)

@@ -19,7 +19,7 @@ OPTIONS: Final = {"rabbitmq": "&heartbeat=2"}
 
 
 @pytest.mark.parametrize(
-    "kind", ["postgres", "direct", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+    "kind", ["postgres", "inbox", "rabbitmq", *map(as_variant, ("redis", "nats"))]
 )
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,

@@ -11,9 +11,18 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.log.position import Snapshot
 from outbox.log.takeover import xids_of
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
+from relay.publishers.postgres import SETTINGS, rows
 from tests.fixtures.postgres import Template, new_database
-from tests.plans.conftest import DAYS_BACK, Explain, Explained, explaining
+from tests.plans.conftest import (
+    DAYS_BACK,
+    Explain,
+    Explained,
+    executed_plans,
+    explaining,
+)
 
 DAY = timedelta(days=1)
 PARTITIONS = 80
@@ -361,3 +370,19 @@ def test_late_rows_of_lanes_that_have_few_are_found_in_the_lanes(
 
     assert plan.sequential() == set()
     assert plan.indexes() == {"message_lane_idx"}
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_an_append_looks_for_each_id_in_the_days_since_the_first_one(
+    filled_url: str, today: datetime, mode: str
+) -> None:
+    batch = [Message("t", b"") for _ in range(500)]
+    settings = {**SETTINGS, "plan_cache_mode": mode}
+    with executed_plans(filled_url, "pillarbox_application", settings) as execute:
+        plan = Explained(execute(load("relay", "append_messages"), rows(batch)), {})
+    assert plan.sequential() == set()
+    assert plan.partitions() <= {day(today + n * DAY) for n in (-1, 0, 1)}
+    assert rows_of(plan, "message") == 0
+    assert plan.rows_removed() == 0
+    assert len(plan.conditions()) > 0
+    assert all("id = m.id" in condition for condition in plan.conditions())

@@ -10,13 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox.events import MessageHandled
 from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 
 FLOOD = """
     INSERT INTO inbox.message
@@ -50,11 +50,11 @@ async def publish(url: str, *messages: Message) -> None:
         "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
         " ON CONFLICT DO NOTHING",
     )
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         await publisher.publish(messages)
 
 
-async def take(source: PostgresSource, least: int) -> list[Delivery]:
+async def take(source: InboxSource, least: int) -> list[Delivery]:
     """Receive as a consumer with 64 messages in flight does, and ack everything."""
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
@@ -74,7 +74,7 @@ async def test_another_tenants_message_is_among_the_first_despite_a_flood(
 ) -> None:
     flood(database_url, 20_000)
     await publish(database_url, Message("orders", b"", key="k", tenant="other"))
-    async with PostgresSource(
+    async with InboxSource(
         database_url, consumer="billing", topics=["orders"]
     ) as source:
         taken = await take(source, 64)
@@ -85,7 +85,7 @@ async def test_a_message_published_during_a_flood_is_delivered_soon(
     database_url: str,
 ) -> None:
     flood(database_url, 20_000)
-    async with PostgresSource(
+    async with InboxSource(
         database_url, consumer="billing", topics=["orders"]
     ) as source:
         await take(source, 500)
@@ -99,7 +99,7 @@ async def test_two_floods_get_equal_shares_in_order(
 ) -> None:
     flood(database_url, 3_000)
     flood(database_url, 3_000, tenant="also a flood")
-    async with PostgresSource(
+    async with InboxSource(
         database_url, consumer="billing", topics=["orders"]
     ) as source:
         taken = await take(source, 2_000)
@@ -122,7 +122,7 @@ async def test_many_tenants_all_get_their_turn(database_url: str) -> None:
         for n in range(200)
     ]
     await publish(database_url, *few)
-    async with PostgresSource(
+    async with InboxSource(
         database_url, consumer="billing", topics=["orders"]
     ) as source:
         taken = await take(source, IN_MEMORY)
@@ -135,7 +135,7 @@ async def test_each_message_is_delivered_once_in_any_order(
     flood(database_url, 3_000)
     flood(database_url, 700, tenant="b")
     flood(database_url, 300, tenant=None)
-    async with PostgresSource(
+    async with InboxSource(
         with_options(database_url, prefetch=64), consumer="billing", topics=["orders"]
     ) as source:
         taken = await take(source, 4_000)
@@ -155,7 +155,7 @@ async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
         Message("orders", b"", key=key, tenant="other") for key in ("k", "k", "l")
     )
     await publish(database_url, first)
-    async with PostgresSource(
+    async with InboxSource(
         database_url, consumer="billing", topics=["orders"]
     ) as source:
         taken = await source.receive(limit=64)
@@ -174,7 +174,7 @@ async def test_a_tenant_at_its_limit_does_not_delay_others(
     most: Counter[str | None] = Counter()
     gate = asyncio.Event()
     consumer = Consumer(
-        database_url,
+        copy_of(database_url),
         sessions,
         name="billing",
         max_in_flight=8,

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from inbox.sources.postgres.inbox_source import SESSION_SETTINGS
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import Outcome, Queue
-from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.log.settlements import Settlements
 from outbox.postgres.connection import Link
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.deliveries import count_holding
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import copy_of
 
 ALL = range(16)
 MESSAGES = 80
@@ -140,7 +141,7 @@ class Shop:
 
     async def publish(self, count: int) -> None:
         first, self.published = self.published, self.published + count
-        async with PostgresPublisher(self.url) as publisher:
+        async with PostgresPublisher(copy_of(self.url)) as publisher:
             await publisher.publish(
                 [
                     Message(

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from inbox.sources.postgres.inbox_source import SESSION_SETTINGS
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
-from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.administration.migrate import migrate
 from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
@@ -20,7 +20,7 @@ from tests.fixtures.consumers import numbered
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.deliveries import count_holding
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish
+from tests.fixtures.sources import publish_copy as publish
 from tests.fixtures.upkeep import run_upkeep
 
 HOUR = timedelta(hours=1)
