@@ -118,7 +118,11 @@ class PostgresPublisher:
             role = "pillarbox_relay" if self._inbox else "pillarbox_application"
             raise ConfigError(
                 f"broker {self._name}: {message_of(error)}; "
-                + remedy_of(error, f"there, run GRANT {role} TO its user")
+                + remedy_of(
+                    error,
+                    f"there, run GRANT {role} TO its user; if it has that, run "
+                    "pillarbox migrate",
+                )
             ) from None
 
     async def __aexit__(self, *exc_info: object) -> None:
