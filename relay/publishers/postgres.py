@@ -40,6 +40,11 @@ SETTINGS: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+_GRANT: Final = (
+    "there, run GRANT pillarbox_application TO its user; if it has that, run pillarbox"
+    " migrate"
+)
+_GRANT_COPY: Final = "there, run GRANT pillarbox_relay TO its user"
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -115,14 +120,9 @@ class PostgresPublisher:
                 "migrate --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            role = "pillarbox_relay" if self._inbox else "pillarbox_application"
+            grant = _GRANT_COPY if self._inbox else _GRANT
             raise ConfigError(
-                f"broker {self._name}: {message_of(error)}; "
-                + remedy_of(
-                    error,
-                    f"there, run GRANT {role} TO its user; if it has that, run "
-                    "pillarbox migrate",
-                )
+                f"broker {self._name}: {message_of(error)}; {remedy_of(error, grant)}"
             ) from None
 
     async def __aexit__(self, *exc_info: object) -> None:
