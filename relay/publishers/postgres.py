@@ -66,6 +66,7 @@ class PostgresPublisher:
     in_database = True
 
     def __init__(self, url: str) -> None:
+        self.identity = PostgresOptions.identity(url)
         url, options = PostgresOptions.parse(url)
         conninfo(url)
         if options.unsubscribed == "drop" and not options.inbox:
@@ -76,7 +77,6 @@ class PostgresPublisher:
             )
         self._inbox = options.inbox
         self.appends_to: str | None = None
-        self.identity = PostgresOptions.identity(url)
         self._url = url
         self._name = without_password(url)
         self._drop_unsubscribed = options.unsubscribed == "drop"
