@@ -22,10 +22,10 @@ from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import insert_statement
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.urls import copy_of
 
 CONNECTIONS = 16
 NAME = "billing"
-DIRECT_URL = "postgres:///?direct=true"
 FEW = 1_000
 BEFORE = 100
 BATCH = 500
@@ -87,7 +87,7 @@ def waiting(
         with conditions.migrated_database() as url:
             with administration(url, application_name="benchmark") as connection:
                 if direct:
-                    add_reader(connection, NAME, ["orders"], broker=DIRECT_URL)
+                    add_reader(connection, NAME, ["orders"], for_consumer=True)
                     add_tenant_index(connection)
                 else:
                     connection.execute(SUBSCRIBE)
@@ -100,7 +100,7 @@ def waiting(
 
 async def seconds_waited(url: str, tenant: str | None, *, direct: bool) -> float:
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
-    source = f"{url}{'&' if '?' in url else '?'}direct=true" if direct else url
+    source = url if direct else copy_of(url)
     consumer = Consumer(
         source, async_sessionmaker(engine), name=NAME, max_in_flight=CONNECTIONS
     )
@@ -127,7 +127,7 @@ async def seconds_waited(url: str, tenant: str | None, *, direct: bool) -> float
                 await connection.commit()
             await arrived.wait()
             return time.perf_counter() - started
-        async with PostgresPublisher(url) as publisher:
+        async with PostgresPublisher(source) as publisher:
             started = time.perf_counter()
             await publisher.publish([awaited])
             await arrived.wait()
@@ -181,7 +181,7 @@ async def published_a_second(url: str, tenant: str | None, batches: int) -> floa
         ]
         for _ in range(batches)
     ]
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         started = time.perf_counter()
         for batch in made:
             await publisher.publish(batch)

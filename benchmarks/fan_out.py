@@ -28,7 +28,7 @@ from benchmarks.settling import (
 )
 from benchmarks.stall import value
 from benchmarks.workload import TOPIC, Workload
-from inbox.sources.postgres.source import PostgresSource
+from inbox.sources.postgres.inbox_source import InboxSource
 
 CONSUMERS = ("billing", "shipping", "reporting")
 LIMIT = 256
@@ -108,7 +108,7 @@ def costs(conditions: Conditions, workload: Workload) -> Costs:
 
 async def read(url: str, consumer: str, messages: int) -> None:
     """Read and ack all messages as one consumer."""
-    source = PostgresSource(
+    source = InboxSource(
         url, consumer=consumer, topics=[TOPIC], poll_interval=timedelta(seconds=0.1)
     )
     async with source:

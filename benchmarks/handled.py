@@ -32,6 +32,7 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.events import Event
 from outbox.postgres.connection import sqlalchemy_url
+from tests.fixtures.urls import copy_of
 
 WARM_UP = 20
 MESSAGES_A_SECOND = 20
@@ -61,16 +62,15 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
     """Return how long each message took, except those of the warm-up."""
-    separator = "&" if "?" in url else "?"
-    source = f"{url}{separator}direct=true" if direct else url
+    source = url if direct else copy_of(url)
     with ExitStack() as stack:
         if direct:
             with administration(url, application_name=NAME) as connection:
-                add_reader(connection, NAME, [TOPIC], broker=source)
+                add_reader(connection, NAME, [TOPIC], for_consumer=True)
         else:
             with psycopg.connect(url) as connection:
                 connection.execute(SUBSCRIBE, (NAME, TOPIC))
-            stack.enter_context(draining(url, MORE, url))
+            stack.enter_context(draining(url, MORE, source))
         handled = stack.enter_context(handling(url, source))
         while not handled:
             write(url, 1)

@@ -20,6 +20,7 @@ from benchmarks.workload import TOPIC, Workload
 from outbox.errors import OutboxError
 from outbox.message import Message
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.urls import copy_of
 
 TARGETS = {PGQUEUER: 1.5, PROCRASTINATE: 10.0}
 FILL_BATCH = 500
@@ -85,6 +86,6 @@ def our_rate(
 
 async def publish(url: str, workload: Workload) -> None:
     messages = iter([Message(TOPIC, payload, key=key) for key, payload in workload])
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         while batch := list(islice(messages, FILL_BATCH)):
             await publisher.publish(batch)

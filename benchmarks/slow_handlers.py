@@ -35,6 +35,7 @@ from outbox.lane import Priority, lane_of
 from outbox.message import Message
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
+from tests.fixtures.urls import copy_of
 
 KEYS = 2_000
 MESSAGES_A_SECOND = 200
@@ -65,14 +66,14 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
     """Return how long each message waited that is behind no slow one of its key."""
-    source = f"{url}{'&' if '?' in url else '?'}direct=true" if direct else url
+    source = url if direct else copy_of(url)
     if not direct:
         with psycopg.connect(url) as connection:
             connection.execute(SUBSCRIBE, (NAME, TOPIC))
-        with draining(url, MORE, url):
+        with draining(url, MORE, source):
             return _measure(url, source, messages)
     with administration(url, application_name=NAME) as connection:
-        add_reader(connection, NAME, [TOPIC], broker=source)
+        add_reader(connection, NAME, [TOPIC], for_consumer=True)
     return _measure(url, source, messages)
 
 

@@ -29,7 +29,7 @@ from benchmarks.measure import Answer, at_least, at_most
 from benchmarks.scale import POLICY
 from benchmarks.stall import value
 from benchmarks.status import holding_lanes, reading
-from inbox.sources.postgres.direct import DirectSource
+from inbox.sources.postgres.outbox_source import PostgresSource
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.doctor import OF_PROCESSES, examine_quickly, find_quickly
 from outbox.brokers.options import DIRECT
@@ -394,9 +394,9 @@ async def read(url: str, reader: str, messages: int) -> float:
         return messages / (time.perf_counter() - began)
 
 
-def direct(url: str, reader: str) -> DirectSource:
-    return DirectSource(
-        f"{url}?direct=true",
+def direct(url: str, reader: str) -> PostgresSource:
+    return PostgresSource(
+        url,
         consumer=reader,
         topics=[READERS[reader].replace("*", "placed")],
     )

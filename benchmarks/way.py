@@ -65,8 +65,6 @@ from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import sqlalchemy_url
 from relay.relay import Relay
 
-SOURCE_OPTIONS = "direct=true"
-"""Those of the URL of a consumer that reads the outbox itself."""
 CONSUMER, RELAY, BARE = "consumer", "relay", "bare loop"
 WAYS = (CONSUMER, RELAY, BARE)
 CLAIM = "Read the next messages of leased lanes"
@@ -229,11 +227,7 @@ def prepare(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute(TABLE)
     with administration(url, application_name=NAME) as connection:
-        add_reader(connection, NAME, [TOPIC], broker=source_of(url))
-
-
-def source_of(url: str) -> str:
-    return f"{url}{'&' if '?' in url else '?'}{SOURCE_OPTIONS}"
+        add_reader(connection, NAME, [TOPIC], for_consumer=True)
 
 
 @contextmanager
@@ -377,7 +371,7 @@ class Calls:
 
 async def consume(url: str) -> None:
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
-    consumer = Consumer(source_of(url), async_sessionmaker(engine), name=NAME)
+    consumer = Consumer(url, async_sessionmaker(engine), name=NAME)
 
     @consumer.handles(TOPIC)
     async def handle(session: AsyncSession, message: Message) -> None:

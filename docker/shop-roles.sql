@@ -17,7 +17,7 @@ ALTER ROLE shop PASSWORD :'shop_password';
 ALTER ROLE shop_web PASSWORD :'web_password';
 
 GRANT pillarbox_relay TO shop_relay;
-GRANT pillarbox_consumer TO shop_consumer;
+GRANT pillarbox_reader, pillarbox_consumer TO shop_consumer;
 GRANT pillarbox_application TO shop;
 -- The page retries dead letters of both sides, so it needs the privileges of relay and consumer.
 GRANT pillarbox_web, shop_relay, shop_consumer, pg_read_all_stats TO shop_web;

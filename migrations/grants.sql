@@ -23,6 +23,8 @@ GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, conten
               headers, payload)
     ON outbox.message
     TO {application};
+-- The relay of another database adds messages once, and so looks for their ids.
+GRANT SELECT (id, created_at) ON outbox.message TO {application};
 GRANT EXECUTE
     ON FUNCTION
         outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),

@@ -43,11 +43,10 @@ async def start(
     waiting = asyncio.create_task(started.wait())
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        await end([task])
-        raise
-    finally:
         await end([waiting])
+    except asyncio.CancelledError:
+        await end([task, waiting])
+        raise
     if task.done():
         await task
     return task

@@ -105,6 +105,17 @@ class InDatabase(Protocol):
     in_database: bool
 
 
+@runtime_checkable
+class Appending(Protocol):
+    """An optional part of a `Publisher`: it appends to the outbox of a database.
+
+    A relay of that same outbox is refused: its messages are there already.
+    """
+
+    appends_to: str | None
+    """That outbox, as `identify_outbox` names it, once it is entered; None for none."""
+
+
 class Handed(Protocol):
     """A message for a handler in the relay's own process. For one event loop."""
 

@@ -18,9 +18,10 @@ from outbox.events import Event
 from outbox.log.position import Position, Snapshot
 from outbox.logs.printable import for_shell
 from outbox.postgres.connection import Connection
+from outbox.postgres.identity import identify_outbox
 from outbox.postgres.sql_files import load
 from relay.events import BrokerDiffers, BrokerMatches, ReaderDropped
-from relay.publisher import Handling, Identifiable, Publisher
+from relay.publisher import Appending, Handling, Identifiable, Publisher
 
 ORIGIN: Final = "relay:"
 """The origin of a dead letter is this, followed by the name of the reader."""
@@ -73,6 +74,7 @@ class RelayReader:
             broker = identity_of(broker)
         self.name = name
         self.own = broker or type(publisher).__qualname__
+        self._publisher = publisher
         self._notify = notify
         self._problem: Event | None = None
 
@@ -174,12 +176,29 @@ class RelayReader:
             self._notify(problem or BrokerMatches(broker=self.own))
         return problem is None
 
-    async def require(self, connection: Connection) -> None:
-        """Record the broker if none is recorded.
+    async def refuse_own_outbox(self, connection: Connection) -> None:
+        """Refuse an entered publisher that appends to the outbox which this reads.
 
         Raises:
-            ConfigError: another one is recorded.
+            ConfigError: it does.
         """
+        if (
+            isinstance(self._publisher, Appending)
+            and self._publisher.appends_to is not None
+            and self._publisher.appends_to == await identify_outbox(connection)
+        ):
+            raise ConfigError(
+                f"broker {self.own}: is the outbox's own database, which consumers "
+                "read without a relay; run none for them"
+            )
+
+    async def require(self, connection: Connection) -> None:
+        """Record the broker of the entered publisher if none is recorded.
+
+        Raises:
+            ConfigError: another one is recorded, or it is the outbox itself.
+        """
+        await self.refuse_own_outbox(connection)
         if not await self.may_publish(connection):
             record = await self.read(connection)
             raise ConfigError(

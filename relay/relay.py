@@ -22,6 +22,7 @@ from outbox.events import Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.log.reader import CLAIM_SETTINGS
+from outbox.logs.printable import for_sql
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
 from outbox.observability.presence import Presence
@@ -91,6 +92,10 @@ WORKER_SETTINGS: Final = {
 _GRANT: Final = (
     "GRANT pillarbox_relay TO its role, or pillarbox_reader if the reader is that"
     " role's; if it has that, pillarbox migrate restores what was revoked"
+)
+_GRANT_READER: Final = (
+    "run GRANT pillarbox_reader TO {} in the outbox's database; if it has that,"
+    " pillarbox migrate restores what was revoked"
 )
 _MOVE_LIMIT: Final = 300.0
 """Seconds that moving one oversized row can take."""
@@ -226,6 +231,7 @@ class Relay(Process):
         async with AsyncExitStack() as stack:
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
+                await self._reader.refuse_own_outbox(connection)
                 await self._reader.may_publish(connection, switch=self._switch_broker)
                 for link in (self._sweep_link, *self._links):
                     stack.push_async_callback(link.close)
@@ -294,13 +300,23 @@ class Relay(Process):
                 "the database has no schema outbox: run pillarbox migrate"
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:
+            grant = _GRANT
+            if isinstance(self._publisher, Handling):
+                grant = _GRANT_READER.format(for_sql(await self._role()))
             raise ConfigError(
-                f"{message_of(error)}: {remedy_of(error, _GRANT)}"
+                f"{message_of(error)}: {remedy_of(error, grant)}"
             ) from error
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise DatabaseUnavailableError(
                 f"the relay can't record what it publishes: {message_of(error)}"
             ) from error
+
+    async def _role(self) -> str:
+        name = self._application
+        async with await connect(self._url, application_name=name) as connection:
+            cursor = await connection.execute("SELECT current_user")
+            ((role,),) = await cursor.fetchall()
+            return str(role)
 
     async def _wake(self) -> None:
         doorbell = Doorbell(

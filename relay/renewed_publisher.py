@@ -11,7 +11,7 @@ from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError, OutboxError
 from outbox.message import Message
 from outbox.url import FileUrl
-from relay.publisher import Checkable, Confirmation, InDatabase, Publisher
+from relay.publisher import Appending, Checkable, Confirmation, InDatabase, Publisher
 
 
 def publisher_of(broker: str) -> Publisher:
@@ -41,10 +41,13 @@ class RenewedPublisher:
             self.check = self._check
         if isinstance(self._publisher, InDatabase):
             self.in_database = True
+        self.appends_to: str | None = None
 
     async def __aenter__(self) -> Self:
         """Enter the publisher."""
         await self._publisher.__aenter__()
+        if isinstance(self._publisher, Appending):
+            self.appends_to = self._publisher.appends_to
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

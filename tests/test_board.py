@@ -22,6 +22,7 @@ from tests.fixtures.prometheus import Prometheus, running_prometheus
 from tests.fixtures.relay import insert
 from tests.fixtures.site import Site
 from tests.fixtures.upkeep import run_upkeep
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.test_alerts import ALERTS, RULES
 
@@ -129,10 +130,10 @@ async def test_each_panel_has_data_from_a_running_relay_and_consumer(
 ) -> None:
     run_upkeep(site.url)
     listen = "--listen=127.0.0.1:0"
-    often = {"INTERVALS": "metrics=1"}
+    often = {"INTERVALS": "metrics=1", "TEST_BROKER": copy_of(site.url)}
     with Relays(site.url, tmp_path) as relays:
         processes = {
-            "relay": relays.start(site.url, listen, **often),
+            "relay": relays.start(copy_of(site.url), listen, **often),
             "consumer": site.run("shop_app:consumer", listen, **often),
         }
         rules = running_prometheus(tmp_path / "prometheus", processes, RULES)

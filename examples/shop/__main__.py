@@ -18,7 +18,7 @@ def main() -> int:
         "--broker",
         metavar="URL",
         help="of a broker, or the name of one to start for the demo: "
-        f"{', '.join(NAMES)} (default: PostgreSQL is the broker, too)",
+        f"{', '.join(NAMES)} (default: none, the consumers read the database)",
     )
     parser.add_argument(
         "--database",

@@ -20,7 +20,7 @@ _ONE_QUEUE: Final = (
 
 @contextmanager
 def broker(wanted: str | None, database: str) -> Iterator[str]:
-    """Yield the broker at a URL, a private one, or by default PostgreSQL.
+    """Yield the broker at a URL, or a private one; the database is none.
 
     Private ones soon give a replica the messages that a killed one was handling.
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 from inbox.handlers.registration import Registered
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
-from outbox.brokers.options import DIRECT, identity_of
+from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, check_type, shorten
 from outbox.message import FrozenDict
@@ -74,8 +74,7 @@ class ServedQueues:
     def broker(self, systems: Iterable[str]) -> str:
         """Return the broker without credentials, or the names of these systems."""
         if isinstance(self._source, str):
-            identity = identity_of(self._source)
-            return "outbox" if identity == DIRECT else identity
+            return identity_of(self._source)
         return ", ".join(sorted({*systems}))
 
     def source_of(self, queue: str) -> Source:

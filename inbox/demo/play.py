@@ -61,7 +61,8 @@ def show(url: str, broker: str, *, orders: int, web: int | None) -> int:
     engine = create_engine(sqlalchemy_url(url))
     partman, cron = find_extensions(url)
     say(f"database   {without_password(url)}")
-    say(f"broker     {without_password(broker)}")
+    if broker != url:
+        say(f"broker     {without_password(broker)}")
     migrate(url, with_cron=cron, partman_schema="partman" if partman else None)
     say(
         "schema     migrated: outbox, inbox, daily partitions by "
@@ -89,14 +90,25 @@ async def _play(
 ) -> int:
     logs: Logs = defaultdict(list)
     async with Parts(environment, lambda name, it: logs[name].append(it)) as parts:
-        play = _Play(engine, parts, logs, environment[TENANT_VARIABLE])
+        url, broker = environment[DATABASE_VARIABLE], environment[BROKER_VARIABLE]
+        tenant = environment[TENANT_VARIABLE]
+        play = _Play(engine, parts, logs, tenant, has_broker=broker != url)
         return await play.run(orders, web)
 
 
 class _Play:
     """One run: orders are placed while processes fail and die, then counted."""
 
-    def __init__(self, engine: Engine, parts: Parts, logs: Logs, tenant: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        parts: Parts,
+        logs: Logs,
+        tenant: str,
+        *,
+        has_broker: bool,
+    ) -> None:
+        self._has_broker = has_broker
         self._engine = engine
         self._parts = parts
         self._logs = logs
@@ -121,9 +133,13 @@ class _Play:
         say(f"  ⚠ the ledger is down for {_REFUSED} of {_CUSTOMERS} customers")
         with self._shop.ordering(orders) as placing:
             await self._watch(lambda p: p.committed > orders * 2 // 5)
-            await self._kill("relay-1")
-            say("  ✂ SIGKILL relay-1, with messages in flight")
-            await self._start("relay-2", *_RELAY)
+            first = "relay-1" if self._has_broker else "shipping"
+            await self._kill(first)
+            say(f"  ✂ SIGKILL {first}, with messages in flight")
+            if self._has_broker:
+                await self._start("relay-2", *_RELAY)
+            else:
+                await self._start("shipping", *_consume("shipping"))
             await self._watch(
                 lambda p: (
                     p.failed >= _BEFORE_KILL or (p.settled and not placing.is_alive())
@@ -132,7 +148,7 @@ class _Play:
             await self._kill("billing")
             say("  ✂ SIGKILL billing: what it was handling is rolled back")
             await self._start("billing", *_consume("billing"))
-            await self._watch(lambda p: p.published > orders * 3 // 5)
+            await self._watch(lambda p: p.shipping > orders * 3 // 5)
             with Session(self._engine) as session, session.begin():
                 session.query(Outage).delete()
             say("  ☀ the ledger is back: billing recovers, its dead letters remain")
@@ -155,9 +171,10 @@ class _Play:
         for name in CONSUMERS:
             await self._start(name, *_consume(name))
         for name in CONSUMERS:
-            # Otherwise a consumer would miss what is published before its first start.
+            # Otherwise a consumer would miss what is added before its first start.
             await self._logged(self._running[name], "ConsumerStarted")
-        await self._start(relay, *_RELAY)
+        if self._has_broker:
+            await self._start(relay, *_RELAY)
 
     async def _start(self, name: str, *arguments: str) -> None:
         started = await self._parts.pillarbox(name, *arguments, *_INFO)
@@ -209,7 +226,7 @@ class _Play:
         seen = None
         moved = shown = time.monotonic()
         while True:
-            now = tally.progress(self._engine, self._tenant)
+            now = self._progress()
             if now != seen:
                 seen, moved = now, time.monotonic()
             done = reached(now)
@@ -226,6 +243,9 @@ class _Play:
                 )
             await asyncio.sleep(_TICK)
 
+    def _progress(self) -> tally.Progress:
+        return tally.progress(self._engine, self._tenant, relayed=self._has_broker)
+
     def _last_lines(self) -> str:
         ends = (
             "\n".join([f"--- {name}", *lines[-_LAST_LINES:]])
@@ -235,14 +255,17 @@ class _Play:
 
     def _report(self) -> None:
         """Print every count with its verdict."""
-        shop, progress = self._shop, tally.progress(self._engine, self._tenant)
+        shop, progress = self._shop, self._progress()
         committed = shop.committed
         self._verdict("orders committed", committed, committed == progress.committed)
         self._verdict("orders rolled back on purpose", shop.rolled_back, True)
-        for name in ("published", *CONSUMERS):
+        if progress.published is not None:
+            self._verdict(
+                "published", progress.published, progress.published == committed
+            )
+        for name in CONSUMERS:
             count = getattr(progress, name)
-            what = name if name == "published" else f"handled by {name}"
-            self._verdict(what, count, count == committed)
+            self._verdict(f"handled by {name}", count, count == committed)
         for name, count in tally.faults(self._engine, self._tenant).items():
             self._verdict(name, count, count == 0)
         letters = tally.dead_letters(self._engine, self._tenant)

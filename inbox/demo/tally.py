@@ -11,8 +11,8 @@ from inbox.demo.model import Base
 
 _PROGRESS = text("""
     SELECT (SELECT count(*) FROM orders) AS committed,
-           (SELECT count(*) FROM outbox.message_status
-             WHERE tenant = :tenant AND published_at IS NOT NULL) AS published,
+           CASE WHEN :relayed THEN (SELECT count(*) FROM outbox.message_status
+             WHERE tenant = :tenant AND published_at IS NOT NULL) END AS published,
            (SELECT count(*) FROM handled WHERE consumer = 'billing') AS billing,
            (SELECT count(*) FROM handled WHERE consumer = 'shipping') AS shipping,
            (SELECT count(*) FROM inbox.dead_letter d
@@ -59,14 +59,15 @@ _CHECKS = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of the relay and the consumers.
+    """The progress of the relay, if there is one, and the consumers.
 
     Attributes:
+        published: None if there is no relay.
         failed: dead-lettered by billing, and neither retried nor handled since.
     """
 
     committed: int
-    published: int
+    published: int | None
     billing: int
     shipping: int
     failed: int
@@ -74,22 +75,25 @@ class Progress:
     @override
     def __str__(self) -> str:
         """Return one line."""
-        line = (
-            f"committed {self.committed:>6,}   published {self.published:>6,}"
-            f"   billing {self.billing:>6,}   shipping {self.shipping:>6,}"
-        )
+        line = f"committed {self.committed:>6,}"
+        if self.published is not None:
+            line += f"   published {self.published:>6,}"
+        line += f"   billing {self.billing:>6,}   shipping {self.shipping:>6,}"
         return f"{line}   dead letters {self.failed:>5,}" if self.failed else line
 
     @property
     def finished(self) -> bool:
-        """Whether everything committed was published, and handled by both consumers."""
-        return self.committed == self.published == self.billing == self.shipping
+        """Whether everything committed was handled by both consumers."""
+        return self._is_at_the_end(self.billing)
 
     @property
     def settled(self) -> bool:
         """Whether the same holds, except for billing's dead letters."""
-        billing = self.billing + self.failed
-        return self.committed == self.published == billing == self.shipping
+        return self._is_at_the_end(self.billing + self.failed)
+
+    def _is_at_the_end(self, billing: int) -> bool:
+        published = self.committed if self.published is None else self.published
+        return self.committed == published == billing == self.shipping
 
 
 @contextmanager
@@ -107,10 +111,12 @@ def reading(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def progress(engine: Engine, tenant: str) -> Progress:
-    """Read the progress of the relay and the consumers."""
+def progress(engine: Engine, tenant: str, *, relayed: bool) -> Progress:
+    """Read the progress of the consumers, and of the relay if there is one."""
     with reading(engine) as connection:
-        row = connection.execute(_PROGRESS, {"tenant": tenant}).one()
+        row = connection.execute(
+            _PROGRESS, {"tenant": tenant, "relayed": relayed}
+        ).one()
     return Progress(*row)
 
 

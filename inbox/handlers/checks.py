@@ -44,9 +44,10 @@ async def check_database(executor: Executor, *, is_long: bool) -> None:
                 "--database URL for it"
             ) from error
         if state == "42501":
+            role = await executor.transact(_read_role)
             raise ConfigError(
-                f"the database of sessions: {one_line(error)}; grant the role "
-                "pillarbox_consumer to its user"
+                f"the database of sessions: {one_line(error)}; GRANT "
+                f"pillarbox_consumer TO {for_sql(role)}"
             ) from error
         raise DatabaseUnavailableError(
             f"can't read the inbox in the database of sessions: {one_line(error)}"
@@ -66,6 +67,11 @@ async def member_id(executor: Executor) -> str:
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:
     statement = text(load("inbox", "read_rights"))
     return connection_of(session).execute(statement, {"is_long": is_long}).one()
+
+
+def _read_role(session: Session) -> str:
+    role = connection_of(session).execute(text("SELECT current_user")).scalar_one()
+    return str(role)
 
 
 def _check_rights(rights: Row[Any]) -> None:

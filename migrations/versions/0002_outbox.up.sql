@@ -261,7 +261,7 @@ BEGIN
         WHEN discard AND v_role IS NOT NULL THEN format('only members of %I discard messages', {relay_name})
         WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
         WHEN NOT v_is_open THEN
-            CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it'
+            CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it, or --consumer if a consumer reads it'
                  WHEN v_known.reader IS NOT NULL AND from_oldest AND NOT discard
                  THEN 'was dropped, and can return only for new messages; leave out --from-oldest, or choose another name' END
         WHEN topics IS NULL THEN 'exists; give --topic to add topics'

@@ -93,6 +93,7 @@ def add_reader(
     topics: Sequence[str] | None,
     *,
     broker: str | None = None,
+    for_consumer: bool = False,
     discard: bool = False,
     role: str | None = None,
     from_oldest: bool = False,
@@ -103,6 +104,7 @@ def add_reader(
         connection: in autocommit mode.
         topics: topics, or prefixes followed by `*`; None: all, of a new reader.
         broker: the URL where its relays publish; None: as it is.
+        for_consumer: whether the consumer of its name reads it, and no relay.
         discard: whether its messages are not published, and don't count as unrouted.
         role: which role may run a new reader, besides members of pillarbox_relay, who
             may run all readers.
@@ -120,10 +122,11 @@ def add_reader(
             raise ConfigError(
                 f"topic={topic}: must be a topic, or a prefix followed by a star"
             )
+    destination = None if broker is None else identity_of(broker)
     parameters: dict[str, object] = {
         "reader": name,
         "topics": None if topics is None else list(topics),
-        "broker": None if broker is None else identity_of(broker),
+        "broker": DIRECT if for_consumer else destination,
         "discard": discard,
         "from_oldest": from_oldest,
         "role": role,

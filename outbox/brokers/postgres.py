@@ -1,6 +1,6 @@
 """The options of a `postgresql://` URL, with PostgreSQL as the broker."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
@@ -8,13 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import (
-    DIRECT,
-    BrokerOptions,
-    Form,
-    option,
-    payload_limit,
-)
+from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
 from outbox.limits import MAX_PAYLOAD_BYTES
 
 
@@ -23,13 +17,23 @@ class PostgresOptions(BrokerOptions):
     """The options of the publisher and the source; libpq reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+    refused: ClassVar[Mapping[str, str]] = {
+        "direct": "leave it out: a consumer always reads the outbox of its database"
+    }
 
+    inbox: bool = option(
+        Form.flag(),
+        False,
+        side="both",
+        help="fill and read `inbox.message`, as earlier versions did: only to handle "
+        "what is left there",
+    )
     unsubscribed: str = option(
         Form.choice("keep", "drop"),
         "keep",
         side="relay",
-        help="`keep`: a message without a subscriber is nacked and stays visible in "
-        "the outbox; `drop`: it counts as published",
+        help="with `inbox=true`. `keep`: a message without a subscriber is nacked and "
+        "stays visible in the outbox; `drop`: it counts as published",
     )
     max_payload_bytes: int = payload_limit(
         MAX_PAYLOAD_BYTES, more="; the table takes no larger one"
@@ -41,15 +45,7 @@ class PostgresOptions(BrokerOptions):
         help="how long a replica that hangs keeps its share of the keys",
     )
     prefetch: int = option(
-        Form.number(), 256, side="consumer", help="most deliveries in one claim"
-    )
-
-    direct: bool = option(
-        Form.flag(),
-        False,
-        side="consumer",
-        help="read the outbox of this database itself, without a relay, as the reader "
-        "with the consumer's name",
+        Form.number(), 256, side="consumer", help="most messages in one claim"
     )
 
     @classmethod
@@ -69,8 +65,6 @@ class PostgresOptions(BrokerOptions):
         from psycopg.conninfo import conninfo_to_dict
 
         rest, options = cls.parse(url)
-        if options.direct:
-            return DIRECT
         values = {
             default.keyword.decode(): (default.val or b"").decode()
             for default in pq.Conninfo.get_defaults()
@@ -82,5 +76,7 @@ class PostgresOptions(BrokerOptions):
             for host, port in zip(hosts, cycle(ports), strict=False)
         }
         database = values["dbname"] or values["user"]
-        service = f"?service={values['service']}" if values["service"] else ""
-        return f"postgresql://{','.join(sorted(places))}/{database}{service}"
+        chosen = [f"service={values['service']}"] if values["service"] else []
+        chosen += ["inbox=true"] if options.inbox else []
+        query = f"?{'&'.join(chosen)}" if chosen else ""
+        return f"postgresql://{','.join(sorted(places))}/{database}{query}"

@@ -5,7 +5,6 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,15 +70,15 @@ def dev(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Publish to this broker, and consume from it.",
-            show_default="the database",
+            help="Run a relay that publishes to this broker, and consume from it.",
+            show_default="none; the consumer reads the database",
         ),
     ] = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="Begin with an empty database.")
     ] = False,
 ) -> None:
-    """Run PostgreSQL, a relay, the page and your Consumer while you develop."""
+    """Run PostgreSQL, the page and your Consumer while you develop."""
     if consumer is not None and find_spec("watchfiles") is None:
         raise ConfigError(
             "watchfiles is not installed; run pip install 'pillarbox[dev]'"
@@ -98,11 +97,15 @@ def dev(
             server = choose_server(project)
             server.create()
         url = database or project.url
-        run_coroutine(_run(project, server, url, broker or url, consumer))
+        run_coroutine(_run(project, server, url, broker, consumer))
 
 
 async def _run(
-    project: Project, server: Server | None, url: str, broker: str, consumer: str | None
+    project: Project,
+    server: Server | None,
+    url: str,
+    broker: str | None,
+    consumer: str | None,
 ) -> None:
     """Start the parts, and run until one of them ends, or a signal arrives.
 
@@ -119,7 +122,7 @@ async def _run(
 
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
-    environment = {DATABASE_VARIABLE: url, BROKER_VARIABLE: broker}
+    environment = {DATABASE_VARIABLE: url, BROKER_VARIABLE: broker or url}
     with suppress(asyncio.CancelledError):
         async with Parts(environment) as parts:
             started = []
@@ -133,7 +136,7 @@ async def _run(
             await _migrate(parts, url)
             is_own = server is not None
             started += await _start(
-                parts, project, environment, consumer, is_own=is_own
+                parts, project, url, broker, consumer, is_own=is_own
             )
             await asyncio.wait(
                 [part.ended for part in started], return_when=asyncio.FIRST_COMPLETED
@@ -160,18 +163,17 @@ async def _migrate(parts: Parts, url: str) -> None:
 async def _start(
     parts: Parts,
     project: Project,
-    environment: Mapping[str, str],
+    url: str,
+    broker: str | None,
     consumer: str | None,
     *,
     is_own: bool,
 ) -> list[Part]:
-    """Show the addresses, and start the relay, the page and the consumer."""
+    """Show the addresses; start the page, the consumer, and a relay to the broker."""
     page = f"127.0.0.1:{_page_port()}"
-    url, broker = environment[DATABASE_VARIABLE], environment[BROKER_VARIABLE]
-    lines = [
-        f"broker    {'the same URL' if broker == url else without_password(broker)}",
-        f"page      http://{page}/login#{project.token}",
-    ]
+    lines = [f"page      http://{page}/login#{project.token}"]
+    if broker is not None:
+        lines.insert(0, f"broker    {without_password(broker)}")
     if is_own:
         # With the password, which nobody else knows.
         lines.insert(0, f"database  export {DATABASE_VARIABLE}={url}")
@@ -186,9 +188,11 @@ async def _start(
     if is_own:
         # The last run may have been longer ago than the upkeep accepts.
         await parts.pillarbox("maintain", "maintain", "--accept-clock")
-    # Nobody else's relays publish what is in its own database.
-    switch = ["--switch-broker"] if is_own else []
-    started = [await parts.pillarbox("relay", "relay", *switch)]
+    started = []
+    if broker is not None:
+        # Nobody else's relays publish what is in its own database.
+        switch = ["--switch-broker"] if is_own else []
+        started.append(await parts.pillarbox("relay", "relay", *switch))
     if consumer is None:
         return [*started, await parts.pillarbox("web", *web)]
     for name, arguments in (("consumer", ["consume", consumer]), ("web", web)):

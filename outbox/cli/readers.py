@@ -11,7 +11,6 @@ from outbox.administration.readers import (
     held_by,
     list_readers,
 )
-from outbox.brokers.options import DIRECT, identity_of
 from outbox.cli.command import (
     Database,
     Json,
@@ -21,6 +20,7 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
+from outbox.errors import ConfigError
 from outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
@@ -84,6 +84,13 @@ def _add(
             help="Where its relays publish, such as https://example.com/hooks.",
         ),
     ] = None,
+    consumer: Annotated[
+        bool,
+        typer.Option(
+            "--consumer",
+            help="The consumer of this name handles its messages; it has no relays.",
+        ),
+    ] = False,
     topics: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,19 +125,22 @@ def _add(
     database: Database = None,
 ) -> None:
     """Add a reader, for relays with --reader NAME or a consumer, or topics to it."""
-    url = None if discard else broker_url_if_given(broker)
+    if consumer and broker is not None:
+        raise ConfigError("--consumer: a consumer has no broker; leave out --broker")
+    url = None if discard or consumer else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
             connection,
             name,
             topics,
             broker=url,
+            for_consumer=consumer,
             discard=discard,
             role=role,
             from_oldest=from_oldest,
         )
     gets = f"{name} {'discards' if discard else 'gets'} {', '.join(topics or ['*'])}"
-    if url is not None and identity_of(url) != DIRECT:
+    if url is not None:
         gets += f"; start its relays with pillarbox relay --reader {for_shell(name)}"
     write_line(gets)
 

@@ -1,14 +1,16 @@
-"""A publisher that inserts into `inbox.message`: PostgreSQL as the broker.
+"""A publisher that appends to the outbox of another database, for consumers there.
 
-The URL's database can be that of the outbox or a different one. A batch is inserted by
-one statement in one transaction, so all of it arrives or nothing does.
+A batch is inserted by one statement in one transaction, so all of it arrives or nothing
+does. What that outbox has already is not added again: neither what an earlier call had
+inserted when its answer was lost, nor what came from there, so relays can't send a
+message round in a ring.
 """
 
 import asyncio
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psycopg
 
@@ -20,25 +22,42 @@ from outbox.errors import (
     message_of,
     shorten,
 )
-from outbox.lane import bucket_of
+from outbox.lane import bucket_of, lane_of
 from outbox.logs.printable import for_shell
 from outbox.message import Message
+from outbox.message_id import seconds_since_epoch
 from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.identity import identify_outbox
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
 from outbox.postgres.sql_files import load
 from outbox.url import without_password
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
+SETTINGS: Final = {
+    # A plan that was made while the day was empty would read all of it.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+_GRANT: Final = (
+    "there, run GRANT pillarbox_application TO its user; if it has that, run pillarbox"
+    " migrate"
+)
+_GRANT_COPY: Final = "there, run GRANT pillarbox_relay TO its user"
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class PostgresPublisher:
-    """Publishes to every consumer that subscribes to the topic.
+    """Appends messages to the outbox of a database, with their ids, keys and headers.
 
     Args:
-        url: the URL of the database with the schema `inbox`, with the options of
-            `PostgresOptions` and of libpq.
+        url: the URL of the database, with the options of `PostgresOptions` and of
+            libpq. With `inbox=true`, it inserts into `inbox.message`, for every
+            consumer that subscribes to the topic.
+
+    Attributes:
+        appends_to: see `Appending`.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -47,13 +66,17 @@ class PostgresPublisher:
     in_database = True
 
     def __init__(self, url: str) -> None:
+        self.identity = PostgresOptions.identity(url)
         url, options = PostgresOptions.parse(url)
         conninfo(url)
-        if options.direct:
+        if options.unsubscribed == "drop" and not options.inbox:
             raise ConfigError(
-                "direct=true is for consumers, which read the outbox without a relay"
+                "broker URL option unsubscribed=drop: is for inbox=true; to discard "
+                "messages in an outbox, run pillarbox readers add NAME --topic TOPIC "
+                "--discard for it"
             )
-        self.identity = PostgresOptions.identity(url)
+        self._inbox = options.inbox
+        self.appends_to: str | None = None
         self._url = url
         self._name = without_password(url)
         self._drop_unsubscribed = options.unsubscribed == "drop"
@@ -61,6 +84,7 @@ class PostgresPublisher:
         self._link = Link(
             url,
             application_name="pillarbox publisher",
+            settings=SETTINGS,
             answer_limit=math.inf,  # the relay has limits for the size of a batch
         )
         self._turn = asyncio.Lock()
@@ -71,9 +95,8 @@ class PostgresPublisher:
 
         Raises:
             BrokerUnavailableError: the database is unreachable or read-only.
-            ConfigError: the table `inbox.message` or the privilege to insert into it
-                is missing, or the connection leads through a pooler in transaction
-                mode.
+            ConfigError: the table or the privilege to insert into it is missing, or the
+                connection leads through a pooler in transaction mode.
         """
         try:
             await self._enter()
@@ -87,17 +110,19 @@ class PostgresPublisher:
         try:
             await refuse_pooler_async(self._url)
             await self._insert([])
+            if not self._inbox:
+                self.appends_to = await identify_outbox(await self._link.connection())
         except DatabaseUnavailableError as error:
             raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
-                f"broker {self._name} has no table inbox.message: run pillarbox "
+                f"broker {self._name} has no tables of pillarbox: run pillarbox "
                 "migrate --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
+            grant = _GRANT_COPY if self._inbox else _GRANT
             raise ConfigError(
-                f"broker {self._name}: {message_of(error)}; "
-                + remedy_of(error, "grant the role pillarbox_relay to its user")
+                f"broker {self._name}: {message_of(error)}; {remedy_of(error, grant)}"
             ) from None
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -120,8 +145,8 @@ class PostgresPublisher:
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert a batch, in order.
 
-        A message whose topic has no subscribers is nacked, so that it stays visible in
-        the outbox. A later attempt succeeds once a consumer subscribes.
+        With `inbox=true`, a message whose topic has no subscribers is nacked, so that
+        it stays visible in the outbox.
 
         Raises:
             BrokerUnavailableError: the connection broke, the table has no partition for
@@ -174,6 +199,11 @@ class PostgresPublisher:
         async with self._turn:
             try:
                 connection = await self._link.connection()
+                if not self._inbox:
+                    await connection.execute(
+                        load("relay", "append_messages"), rows(batch)
+                    )
+                    return set()
                 cursor = await connection.execute(
                     load("relay", "insert_messages"), _arrays(batch)
                 )
@@ -194,6 +224,14 @@ class PostgresPublisher:
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}; run pillarbox maintain for it"
                 ) from error
+
+
+def rows(batch: Sequence[Message]) -> dict[str, Any]:
+    """Return the parameters that append messages."""
+    return _arrays(batch) | {
+        "lanes": [lane_of(m.key, m.id, m.priority) for m in batch],
+        "since": min((seconds_since_epoch(m.id) or 0 for m in batch), default=0),
+    }
 
 
 def _arrays(batch: Sequence[Message]) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from redis import Redis
 
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, drop_reader
-from outbox.testing.postgres import postgres_server
+from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.acceptance.counter import NAME, TOPIC
 from tests.acceptance.relays import as_role
 from tests.fixtures.kafka import client_config
@@ -21,7 +21,7 @@ from tests.fixtures.nats import ask
 from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
@@ -66,31 +66,50 @@ class Broker:
 
 
 @contextmanager
-def postgres() -> Iterator[Broker]:
-    with (
-        postgres_server(durable=False) as server,
-        new_database(server, "pillarbox_queue") as name,
-    ):
-        url = server.database_url(name)
-        migrate_for_a_week(url)
+def inbox() -> Iterator[Broker]:
+    """Run the copy of the messages in another database."""
+    with another_database() as (server, url):
         execute(url, _SUBSCRIBE, [NAME, TOPIC])
         yield Broker(
-            url=url,
-            waiting=partial(_waiting_in_postgres, url),
+            url=copy_of(url),
+            waiting=partial(_waiting_in_inbox, url),
             kill=partial(server.stop, "immediate"),
             start=server.start,
             ordered=True,
         )
 
 
+@contextmanager
+def elsewhere() -> Iterator[Broker]:
+    """Run another database, to whose outbox relays append."""
+    with another_database() as (server, url):
+        yield replace(
+            outbox(url),
+            url=url,
+            kill=partial(server.stop, "immediate"),
+            start=server.start,
+            relayed=True,
+        )
+
+
+@contextmanager
+def another_database() -> Iterator[tuple[PostgresServer, str]]:
+    with (
+        postgres_server(durable=False) as server,
+        new_database(server, "pillarbox_queue") as name,
+    ):
+        url = server.database_url(name)
+        migrate_for_a_week(url)
+        yield server, url
+
+
 def outbox(url: str, *topics: str, consumer: str = NAME) -> Broker:
     """Make the outbox of a database the broker of one consumer, without relays."""
     with administration(url, application_name="test") as connection:
-        broker = "postgres:///?direct=true"
-        add_reader(connection, consumer, topics or [TOPIC], broker=broker)
+        add_reader(connection, consumer, topics or [TOPIC], for_consumer=True)
         drop_reader(connection, "main")
     return Broker(
-        url=with_options(as_role(url, "pillarbox_relay"), direct=True),
+        url=as_role(url, "pillarbox_relay"),
         waiting=partial(_waiting_in_outbox, url, consumer),
         kill=_is_the_database,
         start=_is_the_database,
@@ -147,7 +166,8 @@ def kafka() -> Iterator[Broker]:
 
 
 BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
-    "postgres": postgres,
+    "inbox": inbox,
+    "elsewhere": elsewhere,
     "redis": redis,
     "rabbitmq": rabbitmq,
     "nats": nats,
@@ -165,7 +185,7 @@ def plainly(*names: str) -> list[Any]:
     return [name if name in names else as_variant(name) for name in BROKERS]
 
 
-def _waiting_in_postgres(url: str) -> int:
+def _waiting_in_inbox(url: str) -> int:
     query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     ((count,),) = execute(url, query)
     return int(count)

@@ -45,7 +45,7 @@ def counters(
 @pytest.fixture
 def broker(kind: str, database_url: str) -> Iterator[Broker]:
     """Run a broker of this kind, a parameter of the test."""
-    if kind == "direct":
+    if kind == "postgres":
         yield outbox(database_url)
         return
     with BROKERS[kind]() as running:

@@ -111,9 +111,11 @@ async def receive(session: AsyncSession, message: Message) -> None:
 
 
 def consumer() -> Consumer:
-    """Create the consumer; its database is also its broker."""
+    """Create the consumer."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
-    consumer = Consumer(url, sessions, name="github", max_in_flight=8)
+    consumer = Consumer(
+        os.environ["PILLARBOX_BROKER_URL"], sessions, name="github", max_in_flight=8
+    )
     consumer.handles("github.*")(receive)
     return consumer

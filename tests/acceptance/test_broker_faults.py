@@ -62,7 +62,6 @@ class TestPostgres(BrokerFaults):
     def broker(self, migrated_server: PostgresServer) -> None:
         self.server = migrated_server
         self.url = migrated_server.url
-        execute(self.url, "INSERT INTO inbox.subscription VALUES ('one', %s)", [TOPIC])
 
     @override
     def broker_url(self) -> str:
@@ -72,8 +71,8 @@ class TestPostgres(BrokerFaults):
     def arrivals(self) -> Sequence[Arrival]:
         return execute(
             self.url,
-            "SELECT message_id::text, key, convert_from(payload, 'UTF8')::int"
-            " FROM inbox.message ORDER BY seq",
+            "SELECT id::text, key, convert_from(payload, 'UTF8')::int"
+            " FROM outbox.message ORDER BY seq",
         )
 
     @override
@@ -103,12 +102,12 @@ class TestPostgres(BrokerFaults):
         )
         execute(
             self.url,
-            "CREATE TRIGGER disk BEFORE INSERT ON inbox.message"
+            "CREATE TRIGGER disk BEFORE INSERT ON outbox.message"
             " FOR EACH STATEMENT EXECUTE FUNCTION fill()",
         )
         self.expect_lost(relay, times=3)
         assert "could not extend file" in relay.log()
-        execute(self.url, "DROP TRIGGER disk ON inbox.message")
+        execute(self.url, "DROP TRIGGER disk ON outbox.message")
         self.expect_all(relay)
 
     def set_read_only(self, value: str) -> None:

@@ -14,6 +14,7 @@ from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
@@ -99,12 +100,12 @@ class TestPostgreSQL:
         rounds: int,
         count: int,
     ) -> None:
-        url, waiting = None, counters.waiting
+        url, waiting = copy_of(inspection.url), counters.waiting
         if is_direct:
             broker = outbox(inspection.url)
             url, waiting = broker.url, broker.waiting
         else:
-            relays.start(inspection.url)
+            relays.start(url)
         for _ in range(2):
             counters.start(url)
         for mode in rounds * _MODES:

@@ -183,6 +183,7 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
     dev.wait_for("consumer | billed anew the second order")
 
     url = dev.url
+    assert "relay" not in dev.log()
     assert dev.end(signal.SIGINT) == 0
     assert dev.left_over() == []
     with pytest.raises(psycopg.OperationalError, match="refused"):
@@ -190,13 +191,13 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
 
     # Without a consumer, and with the same data.
     dev = start(folder)
-    dev.wait_for("RelayStarted")
+    dev.wait_for("WebStarted")
     assert dev.url == url
     assert dev.count_messages() == 2
     assert dev.end(signal.SIGHUP) == 0
 
     dev = start(folder, "--reset")
-    dev.wait_for("RelayStarted")
+    dev.wait_for("WebStarted")
     assert dev.count_messages() == 0
     assert dev.end(signal.SIGTERM) == 0
     assert dev.left_over() == []
@@ -248,13 +249,13 @@ def test_nothing_is_left_when_a_part_dies_or_dev_is_killed(
     folder: Path, start: Callable[..., Dev]
 ) -> None:
     dev = start(folder)
-    dev.wait_for("RelayStarted")
-    os.kill(dev.process_of("relay"), signal.SIGKILL)
+    dev.wait_for("WebStarted")
+    os.kill(dev.process_of("web"), signal.SIGKILL)
 
     assert dev.wait() == 2
-    assert "relay ended with -9" in dev.log()
+    assert "web ended with -9" in dev.log()
     assert dev.left_over() == []
 
     dev = start(folder)
-    dev.wait_for("RelayStarted")
+    dev.wait_for("WebStarted")
     dev.kill()  # waits for the end of every process

@@ -46,7 +46,7 @@ async def test_both_take_urls_and_log_what_their_commands_would(
             if message.payload == b"no":
                 raise DeadLetter
 
-        async with consumer, Relay(database_url, database_url):
+        async with consumer, Relay(database_url, "memory://drop"):
             with sessions.begin() as session:
                 for payload in (b"yes", b"no"):
                     add(session, Message("orders.placed", payload))

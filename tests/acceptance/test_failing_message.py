@@ -4,12 +4,13 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.events import HandlerFailed, MessageHandled
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, consuming
 from tests.fixtures.effects import EFFECTS, effects, note
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import copy_of
 
 KEYS = 20
 POISON = b"poison"
@@ -23,7 +24,7 @@ async def test_a_poison_message_holds_back_its_key_and_no_other(
     count = 3_000 if full else 100
     execute(database_url, EFFECTS)
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher(database_url) as publisher:
+    async with PostgresPublisher(copy_of(database_url)) as publisher:
         await publisher.publish(
             [
                 Message("orders", POISON if n == KEYS else b"%d" % n, key=str(n % KEYS))
@@ -36,7 +37,7 @@ async def test_a_poison_message_holds_back_its_key_and_no_other(
             raise ValueError("poison")
         await note(session, message)
 
-    source = PostgresSource(database_url, consumer="billing", topics=["orders"])
+    source = InboxSource(database_url, consumer="billing", topics=["orders"])
     async with consuming(database_url, source, handle, retry=NEVER) as events:
         # All others are handled while the poison message waits for its retry.
         others = count - count // KEYS + 1

@@ -23,15 +23,14 @@ from tests.acceptance.counter import Base, count
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish
-from tests.fixtures.urls import with_options
+from tests.fixtures.sources import publish_copy
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.servers.standby import Standby, either, private_standby
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 ROUNDS = [pytest.param(n, marks=[pytest.mark.variant] if n else []) for n in range(10)]
-DIRECT = "postgres:///?direct=true"
 MESSAGES = 300
 GROUPS = 3
 
@@ -84,9 +83,9 @@ async def test_what_commits_after_a_failover_is_published(
 
 
 @pytest.mark.parametrize("round", ROUNDS)
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("kind", ["inbox", "postgres"])
 async def test_what_a_failover_loses_of_handlers_is_handled_again(
-    direct: bool, round: int, migrated_server: PostgresServer, standby: Standby
+    kind: str, round: int, migrated_server: PostgresServer, standby: Standby
 ) -> None:
     old, new = migrated_server.url, standby.url
     url = either(old, new)
@@ -95,7 +94,7 @@ async def test_what_a_failover_loses_of_handlers_is_handled_again(
         async_creator=partial(psycopg.AsyncConnection.connect, conninfo(url)),
     )
     consumer = Consumer(
-        with_options(url, direct=True) if direct else url,
+        copy_of(url) if kind == "inbox" else url,
         async_sessionmaker(engine),
         name="counter",
     )
@@ -116,14 +115,14 @@ async def test_what_a_failover_loses_of_handlers_is_handled_again(
     ]
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
-    if direct:
+    if kind == "postgres":
         with administration(old, application_name="test") as admin:
-            add_reader(admin, "counter", ["*"], broker=DIRECT, from_oldest=True)
+            add_reader(admin, "counter", ["*"], for_consumer=True, from_oldest=True)
     async with consumer:
-        if direct:
+        if kind == "postgres":
             insert(old, *messages)
         else:
-            await publish(old, *messages)
+            await publish_copy(old, *messages)
         standby.catch_up(old)
         standby.cut_off()
         replicated.set()

@@ -27,7 +27,7 @@ SETTLING: Final = (
 
 
 @pytest.mark.parametrize(
-    "kind", ["postgres", "direct", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+    "kind", ["postgres", "inbox", "rabbitmq", *map(as_variant, ("redis", "nats"))]
 )
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,
@@ -70,7 +70,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     counters.expect_each_once(writer.numbers(), ordered=broker.ordered)
 
 
-@pytest.mark.parametrize("kind", ["direct"])
+@pytest.mark.parametrize("kind", ["postgres"])
 @pytest.mark.parametrize("logs", [False, True], ids=["a statement", "a transaction"])
 def test_of_two_processes_that_settle_the_same_messages_only_one_does(
     kind: str,

@@ -57,7 +57,7 @@ def settled(inspection: Inspection) -> bool:
 def broker(database_url: str, inspection: Inspection) -> str:
     """Return a PostgreSQL broker that keeps only the neighbours' messages."""
     inspection.run("INSERT INTO inbox.subscription VALUES ('neighbour', 'neighbour')")
-    return as_role(database_url, "pillarbox_relay") + "&unsubscribed=drop"
+    return as_role(database_url, "pillarbox_relay") + "&unsubscribed=drop&inbox=true"
 
 
 def memory_of_settling(

@@ -11,6 +11,7 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, command_line
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -46,7 +47,7 @@ class Printers(Processes):
     async def order(self) -> Message:
         """Order a report."""
         message = Message(TOPIC, b"", key="report")
-        async with PostgresPublisher(self._inspection.url) as publisher:
+        async with PostgresPublisher(copy_of(self._inspection.url)) as publisher:
             await publisher.publish([message])
         return message
 

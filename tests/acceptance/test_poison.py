@@ -17,6 +17,7 @@ from tests.fixtures.processes import Processes, command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sources import publish
 from tests.fixtures.sqs import Aws
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.servers.kafka import KafkaCluster
 from tests.servers.nats import NatsServer
@@ -67,6 +68,11 @@ def sqs_url(shared_sqs: SqsServer, aws: Aws) -> str:
 
 
 @pytest.fixture
+def inbox_url(database_url: str) -> str:
+    return copy_of(database_url)
+
+
+@pytest.fixture
 def outbox_url(database_url: str) -> str:
     return outbox(database_url, TOPIC, consumer=NAME).url
 
@@ -79,7 +85,7 @@ def broker(request: pytest.FixtureRequest) -> str:
 
 async def put(broker: str, inspection: Inspection, *messages: Message) -> None:
     """Publish to a broker, or add to the outbox that the consumer reads."""
-    if "direct=true" in broker:
+    if "inbox=true" not in broker and broker.startswith("postgres"):
         insert(inspection.url, *messages)
     else:
         await publish(broker, *messages)
@@ -129,7 +135,7 @@ def expect_outcomes(
     # it is counted only if the message is one of the first that the process starts.
     ("broker", "uncounted"),
     [
-        ("database_url", 0),
+        ("inbox_url", 0),
         ("outbox_url", 0),
         ("redis_url", 1),
         as_variant("nats_url", 1),
@@ -161,7 +167,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
     expect_outcomes(inspection, count, [poison], REASON)
 
 
-@pytest.mark.parametrize("broker", ["database_url", "outbox_url"], indirect=True)
+@pytest.mark.parametrize("broker", ["inbox_url", "outbox_url"], indirect=True)
 async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
     broker: str, processes: Processes, inspection: Inspection
 ) -> None:

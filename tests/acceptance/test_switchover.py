@@ -12,8 +12,7 @@ import pytest
 from inbox.events import HandlerFailed, MessageHandled
 from inbox.source import Source
 from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.postgres.direct import DirectSource
+from inbox.sources.postgres import InboxSource, PostgresSource
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.errors import BrokerUnavailableError
@@ -37,7 +36,7 @@ from tests.fixtures.consumers import (
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.switchover import HOW, Pair, pair
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 from tests.fixtures.waiting import answer_after, wait_for, wait_until_none
 
 __all__ = ["pair"]
@@ -90,7 +89,7 @@ async def test_source_and_publisher_of_the_postgres_broker_use_the_new_primary(
             send = partial(publisher.publish, [message])
             assert await available(send) == [Acked()]
 
-    source = PostgresSource(
+    source = InboxSource(
         with_options(pair.url, lease=LEASE),
         consumer="billing",
         topics=["orders"],
@@ -99,7 +98,9 @@ async def test_source_and_publisher_of_the_postgres_broker_use_the_new_primary(
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source)
-        publisher = await stack.enter_async_context(PostgresPublisher(pair.url))
+        publisher = await stack.enter_async_context(
+            PostgresPublisher(copy_of(pair.url))
+        )
         await publish(Message("orders", b""))
         await receive(source, 1)
         await asyncio.to_thread(pair.switch)
@@ -111,10 +112,9 @@ async def test_a_source_that_reads_the_outbox_reads_that_of_the_new_primary(
     pair: Pair,
 ) -> None:
     with administration(pair.url, application_name="test") as connection:
-        broker = "postgres:///?direct=true"
-        add_reader(connection, "billing", ["*"], broker=broker, from_oldest=True)
-    url = with_options(f"{pair.url}?direct=true", lease=LEASE)
-    async with DirectSource(
+        add_reader(connection, "billing", ["*"], for_consumer=True, from_oldest=True)
+    url = with_options(pair.url, lease=LEASE)
+    async with PostgresSource(
         url, consumer="billing", topics=["orders"], poll_interval=QUICKLY
     ) as source:
         insert(pair.url, Message("orders", b""))

@@ -15,6 +15,7 @@ from tests.fixtures.prometheus import metrics_port
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 STUCK = """
@@ -108,7 +109,9 @@ def test_an_idle_relay_is_ready_while_it_reaches_its_database_and_its_broker(
     with Relays(url, tmp_path) as relays:
         watched = Watched(
             relays.start(
-                broker_url, "--listen=127.0.0.1:0", INTERVALS="broker_check=0.2"
+                copy_of(broker_url),
+                "--listen=127.0.0.1:0",
+                INTERVALS="broker_check=0.2",
             )
         )
         watched.wait_until(200)

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.github import Base, Content, Webhook, read, record
 from tests.acceptance.inspection import Inspection
-from tests.acceptance.relays import Relays, as_role
+from tests.acceptance.relays import as_role
 from tests.fixtures.processes import ROOT, Processes, command_line
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.waiting import wait_for
 
 FILE = "github-webhooks.jsonl.gz"
@@ -27,7 +28,6 @@ ROLLED_BACK = 50
 GRANTS = """
     GRANT SELECT, INSERT, UPDATE ON repository TO pillarbox_application;
     GRANT SELECT, INSERT ON received TO pillarbox_consumer;
-    INSERT INTO inbox.subscription (consumer, topic) VALUES ('github', 'github.*');
 """
 RECEIVED = """
     SELECT message_id, topic, key, digest, number
@@ -55,6 +55,7 @@ def application(database_url: str, inspection: Inspection) -> Iterator[Engine]:
     Base.metadata.create_all(engine)
     engine.dispose()
     inspection.run(GRANTS)
+    add_consumer(database_url, "github", "github.*", role="pillarbox_consumer")
     engine = create_engine(
         sqlalchemy_url(as_role(database_url, "pillarbox_application")),
         pool_size=WRITERS,
@@ -65,7 +66,10 @@ def application(database_url: str, inspection: Inspection) -> Iterator[Engine]:
 
 @pytest.fixture
 def consumer(database_url: str, application: Engine, tmp_path: Path) -> Iterator[None]:
-    url = {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")}
+    url = {
+        "PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer"),
+        "PILLARBOX_BROKER_URL": as_role(database_url, "pillarbox_relay"),
+    }
     with Processes(tmp_path, "consumer", **url) as started:
         line = command_line("pillarbox", "consume", "tests.acceptance.github:consumer")
         started.begin(line)
@@ -110,12 +114,10 @@ def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
     webhooks: Sequence[Webhook],
     application: Engine,
     consumer: None,
-    relays: Relays,
     inspection: Inspection,
     full: bool,
 ) -> None:
     transactions = 20_000 if full else 300
-    relays.start(inspection.url)
     added = write_all(application, webhooks, transactions)
     assert len(added) == transactions - transactions // ROLLED_BACK
 

@@ -3,13 +3,13 @@
 import asyncio
 import json
 
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from tests.fixtures.foreign_messages import DEEP, RAW, given_up
 from tests.fixtures.sessions import execute
 
 
 async def test_a_delivery_inserted_by_hand_is_dead_lettered(database_url: str) -> None:
-    source = PostgresSource(database_url, consumer="billing", topics=["orders"])
+    source = InboxSource(database_url, consumer="billing", topics=["orders"])
     headers = [[1, "ä"], {"nested": {"n": None}}]
     texts = [*map(json.dumps, headers), DEEP]
 

@@ -98,11 +98,11 @@ async def test_members_carry_the_id_of_their_handlers_database(
         assert any(name.endswith("-db-a1a1a1a1") for name in names)
 
 
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("inbox", [False, True])
 async def test_members_on_postgres_are_seen_as_long_as_they_run(
-    database_url: str, direct: bool
+    database_url: str, inbox: bool
 ) -> None:
-    url = with_options(database_url, direct=direct)
+    url = with_options(database_url, inbox=inbox)
 
     def member(id: str) -> Any:
         made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])

@@ -12,7 +12,7 @@ from tests.containers.engine import DOCKER, Project, docker, run, running_projec
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import Browser
 
-LASTING = ("relay", "billing", "shipping")
+LASTING = ("billing", "shipping")
 PATIENCE = 120
 
 
@@ -27,7 +27,7 @@ def doctor(project: Project) -> str:
     return project.pillarbox("doctor", check=False).stdout
 
 
-def test_every_order_goes_through_the_relay_to_both_consumers(shop: Project) -> None:
+def test_every_order_reaches_both_consumers(shop: Project) -> None:
     sell(shop)
     for service in ("database", *LASTING):
         assert shop.state(service)["Health"]["Status"] == "healthy"
@@ -36,7 +36,7 @@ def test_every_order_goes_through_the_relay_to_both_consumers(shop: Project) -> 
 
 
 def test_the_processes_log_in_with_their_own_roles(shop: Project) -> None:
-    ours = "shop_consumer\nshop_relay"
+    ours = "shop_consumer"
     query = (
         "SELECT DISTINCT usename FROM pg_stat_activity WHERE client_addr IS NOT NULL"
         " AND usename <> 'shop' ORDER BY usename"
@@ -128,8 +128,6 @@ def test_prometheus_scrapes_every_process_and_loads_the_rules(shop: Project) -> 
         return set(re.findall(r'service="(\w+)"', asked("up == 1")))
 
     wait_for("all are up", lambda: services() == set(LASTING), seconds=PATIENCE)
-    lanes = "sum(pillarbox_relay_lanes)"
-    wait_for("lanes", lambda: "=> 48 @" in asked(lanes), seconds=PATIENCE)
     health = shop.state("prometheus")["Health"]
     assert health["Status"] != "unhealthy", health
     rules = shop.compose(
@@ -156,16 +154,16 @@ def test_grafana_has_the_board(shop: Project) -> None:
 def test_a_stopped_process_has_no_heartbeat_until_it_continues(
     shop: Project,
 ) -> None:
-    relay = shop.container("relay")
+    billing = shop.container("billing")
 
     def beats() -> bool:
-        return run("docker", "exec", relay, "heartbeat", check=False).returncode == 0
+        return run("docker", "exec", billing, "heartbeat", check=False).returncode == 0
 
     wait_for("the heartbeat", beats, seconds=PATIENCE)
-    docker("kill", "--signal", "STOP", relay)
-    docker("exec", relay, "touch", "--date=-1 minute", "/run/pillarbox/heartbeat")
+    docker("kill", "--signal", "STOP", billing)
+    docker("exec", billing, "touch", "--date=-1 minute", "/run/pillarbox/heartbeat")
     assert not beats()
-    docker("kill", "--signal", "CONT", relay)
+    docker("kill", "--signal", "CONT", billing)
     wait_for("the heartbeat again", beats, seconds=PATIENCE)
 
 
@@ -179,8 +177,9 @@ def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> No
     with running_project("--env-file", variables) as project:
         sell(project)
         assert project.psql("SELECT count(*) FROM inbox.message") == "0"
-        project.compose("stop", *LASTING)
-        assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
+        stopped = ("relay", *LASTING)
+        project.compose("stop", *stopped)
+        assert {project.state(name)["ExitCode"] for name in stopped} == {0}
 
 
 @pytest.mark.variant

@@ -19,7 +19,7 @@ from inbox.events import (
     SourceRecovered,
 )
 from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from outbox.observability.health import Health
 from outbox.observability.presence import PresenceNotRecorded
 from outbox.testing.postgres import PostgresServer
@@ -37,7 +37,7 @@ from tests.fixtures.consumers import (
 from tests.fixtures.effects import EFFECTS, effects, note
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
@@ -176,7 +176,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
 ) -> None:
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(as_consumer, sessions, name="billing", retry=NEVER)
+        consumer = Consumer(copy_of(as_consumer), sessions, name="billing", retry=NEVER)
         consumer.handles("orders")(handle)
         async with running(consumer) as events:
             await publish(database_url, Message("orders", b"1"))
@@ -191,7 +191,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         assert await publisher.publish(messages) == [Acked()] * len(messages)
 
 
@@ -199,7 +199,7 @@ async def test_the_consumers_role_has_all_the_privileges_it_needs(
     database_url: str,
 ) -> None:
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
-    source = PostgresSource(
+    source = InboxSource(
         as_consumer,
         consumer="billing",
         topics=["orders"],

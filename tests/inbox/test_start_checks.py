@@ -96,7 +96,7 @@ async def test_a_role_that_cannot_write_what_its_handlers_need_is_refused(
     ("statement", "remedy"),
     [
         ("ALTER SCHEMA inbox RENAME TO elsewhere", "has no schema inbox: run"),
-        ("REVOKE USAGE ON SCHEMA inbox FROM PUBLIC, {role}", "grant the role"),
+        ("REVOKE USAGE ON SCHEMA inbox FROM PUBLIC, {role}", "GRANT pillarbox_con"),
     ],
     ids=["schema", "right"],
 )

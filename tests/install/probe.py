@@ -211,12 +211,14 @@ def check_messages(name: str) -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in EFFECTS:
             connection.execute(statement)
-        options = ["--listen", "127.0.0.1:0"] if "metrics" in extras else []
+        listen = ["--listen", "127.0.0.1:0"] if "metrics" in extras else []
+        # Without a broker, the consumer reads the database.
+        drop = ["--broker", "memory://drop"] if name == "postgres" else []
         with consumer() as consuming:
             consuming.wait_for_line("Uvicorn running", "ConsumerStarted")
             add_orders()
-            with Running("pillarbox", "relay", *options) as relaying:
-                if options:
+            with Running("pillarbox", "relay", *listen, *drop) as relaying:
+                if listen:
                     yield from check_metrics(relaying)
                 deadline = time.monotonic() + SECONDS
                 effects = 0

@@ -73,7 +73,7 @@ CANCEL = """
 """
 
 ALLOWED = {
-    "application": [ADD],
+    "application": [ADD, "SELECT id, created_at FROM outbox.message"],
     "relay": [
         "SELECT * FROM outbox.message",
         SETTLE,
@@ -184,6 +184,7 @@ FORBIDDEN = {
             f" {column}) VALUES (outbox.uuid7(), 0, 't', 'c', '', {value})"
             for column, value in (("created_at", "now()"), ("seq", "1"))
         ),
+        "SELECT topic FROM outbox.message",
         "SELECT nextval('inbox.message_seq')",
         "SELECT setval('outbox.message_seq', 1)",
         "CALL outbox.maintain()",

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
-from inbox.sources.postgres.direct import _Handover
+from inbox.sources.postgres.outbox_source import _Handover
 from outbox.log.lane import Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Progress, Stored

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-from inbox.sources.postgres.source import SESSION_SETTINGS
+from inbox.sources.postgres.inbox_source import SESSION_SETTINGS
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at

@@ -13,13 +13,17 @@ from outbox.administration.readers import add_reader
 from outbox.administration.tenants import add_tenant_index
 from outbox.log.position import Snapshot
 from outbox.log.takeover import xids_of
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
+from pillarbox import Message
+from relay.publishers.postgres import SETTINGS, rows
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import (
     DAYS_BACK,
     Explain,
     Explained,
+    executed_plans,
     explaining,
     rows_read,
 )
@@ -702,3 +706,19 @@ def test_a_settlement_reads_the_messages_that_it_schedules_and_nothing_else(
         assert plan.sequential() == set()
         assert plan.scans("deferral", "position") == []
     assert ended.scans() == stored.scans() == []
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_an_append_looks_for_each_id_in_the_days_since_the_first_one(
+    filled_url: str, today: datetime, mode: str
+) -> None:
+    batch = [Message("t", b"") for _ in range(500)]
+    settings = {**SETTINGS, "plan_cache_mode": mode}
+    with executed_plans(filled_url, "pillarbox_application", settings) as execute:
+        plan = Explained(execute(load("relay", "append_messages"), rows(batch)), {})
+    assert plan.sequential() == set()
+    assert plan.partitions() <= {day(today + n * DAY) for n in (-1, 0, 1)}
+    assert rows_of(plan, "message") == 0
+    assert plan.rows_removed() == 0
+    assert len(plan.conditions()) > 0
+    assert all("id = m.id" in condition for condition in plan.conditions())

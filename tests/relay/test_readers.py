@@ -305,8 +305,8 @@ async def test_a_dropped_reader_returns_without_what_it_had_left(
 def test_the_command_adds_topics_to_a_reader(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        code = main(["readers", "add", "hooks", *arguments, "--database", database_url])
+    def run(*arguments: str, name: str = "hooks") -> tuple[int, str]:
+        code = main(["readers", "add", name, *arguments, "--database", database_url])
         said = capsys.readouterr()
         return code, said.out + said.err
 
@@ -316,9 +316,14 @@ def test_the_command_adds_topics_to_a_reader(
     assert run("--topic", "b.*") == (0, "hooks gets b.*\n")
     code, said = run()
     assert (code, "reader=hooks: exists; give --topic" in said) == (2, True)
+    assert run("--consumer", name="billing") == (0, "billing gets *\n")
+    code, said = run("--consumer", "--broker", "redis://b", name="other")
+    assert (code, "a consumer has no broker; leave out" in said) == (2, True)
     with administration(database_url, application_name="test") as connection:
         (reader,) = list_readers(connection, "hooks")
+        (billing,) = list_readers(connection, "billing")
     assert reader.topics == ["a", "b.*"]
+    assert billing.is_consumer
 
 
 def test_what_a_reader_can_not_get_any_more_is_refused(database_url: str) -> None:

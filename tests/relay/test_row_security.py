@@ -20,6 +20,7 @@ from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import copy_of
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 ENABLE = "ALTER TABLE {} ENABLE ROW LEVEL SECURITY"
@@ -117,7 +118,7 @@ async def test_a_source_of_the_postgres_broker_is_lost_while_policies_apply_to_i
     execute(database_url, ENABLE.format("inbox.message"))
     url = as_role(database_url, "pillarbox_consumer")
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(url, sessions, name="billing")
+        consumer = Consumer(copy_of(url), sessions, name="billing")
 
         @consumer.handles("orders")
         async def bill(session: AsyncSession, message: Message) -> None:

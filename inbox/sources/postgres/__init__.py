@@ -1,5 +1,6 @@
-"""A source that reads `inbox.message`: PostgreSQL as the broker."""
+"""A source that reads the outbox; and one that reads the copy in `inbox.message`."""
 
-from inbox.sources.postgres.source import PostgresSource
+from inbox.sources.postgres.inbox_source import InboxSource
+from inbox.sources.postgres.outbox_source import PostgresSource
 
-__all__ = ["PostgresSource"]
+__all__ = ["InboxSource", "PostgresSource"]

@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from inbox.events import MessageHandled
 from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.postgres.direct import DirectSource
+from inbox.sources.postgres import InboxSource, PostgresSource
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
 from outbox.administration.tenants import add_tenant_index, drop_tenant_index
@@ -25,7 +24,7 @@ from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 
 FLOOD = """
     INSERT INTO {log}.message
@@ -82,21 +81,21 @@ class Copy:
 
     async def publish(self, *messages: Message) -> None:
         self.subscribe()
-        async with PostgresPublisher(self.database_url) as publisher:
+        async with PostgresPublisher(copy_of(self.database_url)) as publisher:
             await publisher.publish(messages)
 
-    def source(self, **options: object) -> PostgresSource | DirectSource:
-        return PostgresSource(
+    def source(self, **options: object) -> InboxSource | PostgresSource:
+        return InboxSource(
             with_options(self.database_url, **options),
             consumer="billing",
             topics=["orders"],
         )
 
     def consumer_url(self) -> str:
-        return self.database_url
+        return copy_of(self.database_url)
 
 
-class Direct(Copy):
+class Outbox(Copy):
     """Consumers read the outbox, which has the index by tenant."""
 
     log, id, lane = "outbox", "id", lanes_of(Priority.DEFAULT)[0]
@@ -119,7 +118,7 @@ class Direct(Copy):
                     connection,
                     "billing",
                     ["orders"],
-                    broker="postgres:///?direct=true",
+                    for_consumer=True,
                     from_oldest=True,
                 )
 
@@ -128,19 +127,19 @@ class Direct(Copy):
         insert(self.database_url, *messages)
 
     @override
-    def source(self, **options: object) -> PostgresSource | DirectSource:
-        return DirectSource(
-            with_options(self.database_url, direct=True, **options),
+    def source(self, **options: object) -> InboxSource | PostgresSource:
+        return PostgresSource(
+            with_options(self.database_url, **options),
             consumer="billing",
             topics=["orders"],
         )
 
     @override
     def consumer_url(self) -> str:
-        return with_options(self.database_url, direct=True)
+        return self.database_url
 
 
-@pytest.fixture(params=[Copy, Direct], ids=["copy", "direct"])
+@pytest.fixture(params=[Copy, Outbox], ids=["copy", "outbox"])
 def queue(database_url: str, request: pytest.FixtureRequest) -> Copy:
     made = request.param(database_url)
     assert isinstance(made, Copy)
@@ -156,7 +155,7 @@ async def sessions(
 
 
 async def take(
-    source: PostgresSource | DirectSource, least: int, queue: Copy
+    source: InboxSource | PostgresSource, least: int, queue: Copy
 ) -> list[Delivery]:
     """Receive as a consumer does whose handlers use the database; ack everything."""
     taken: list[Delivery] = []
@@ -170,7 +169,7 @@ async def take(
 
 
 async def receive(
-    source: PostgresSource | DirectSource, tenant: str, queue: Copy
+    source: InboxSource | PostgresSource, tenant: str, queue: Copy
 ) -> list[Delivery]:
     """Receive until there are messages of a tenant; leave all others unsettled."""
     async with asyncio.timeout(60):
@@ -310,7 +309,7 @@ async def test_a_tenant_at_its_limit_does_not_delay_others(
 async def test_without_the_index_claims_read_the_flood_first(
     database_url: str,
 ) -> None:
-    queue = Direct(database_url)
+    queue = Outbox(database_url)
     with administration(database_url, application_name="test") as connection:
         drop_tenant_index(connection)
     queue.flood(2_000)
@@ -324,7 +323,7 @@ async def test_without_the_index_claims_read_the_flood_first(
 async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
     database_url: str, *, is_first: bool
 ) -> None:
-    queue = Direct(database_url)
+    queue = Outbox(database_url)
     add = "SELECT outbox.add('orders', %s, key => 'k', tenant => 'other')"
     others = [Message("orders", b"", key=f"{n}", tenant="other") for n in range(64)]
     with psycopg.connect(database_url) as late:
@@ -347,7 +346,7 @@ async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
 async def test_what_was_handled_ahead_is_settled_for_whoever_comes_next(
     database_url: str,
 ) -> None:
-    queue = Direct(database_url)
+    queue = Outbox(database_url)
     queue.flood(600, lanes=1)
     queue.flood(600, tenant="also a flood", lanes=1)
     async with queue.source() as source:

@@ -2,8 +2,8 @@
 
 from contextlib import suppress
 
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.postgres.source import OUTCOMES
+from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres.inbox_source import OUTCOMES
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.postgres import PostgresServer
@@ -11,6 +11,7 @@ from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.passwords import set_password
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import answer_after
 
 END_SOURCE = """
@@ -53,8 +54,8 @@ async def test_a_source_delivers_nothing_whose_outcome_it_cannot_record(
             await answer_after(0.01)  # or the lease could never recover
 
     async with (
-        PostgresPublisher(url) as publisher,
-        PostgresSource(mary, consumer="billing", topics=["orders"]) as source,
+        PostgresPublisher(copy_of(url)) as publisher,
+        InboxSource(mary, consumer="billing", topics=["orders"]) as source,
     ):
         await publisher.publish(first := numbered(1))
         await receive(first)

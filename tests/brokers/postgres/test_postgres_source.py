@@ -7,10 +7,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres.inbox_source import SESSION_SETTINGS
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import Outcome, Queue
-from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.errors import ConfigError
 from outbox.lane import bucket_of
 from outbox.postgres.connection import Link, conninfo
@@ -18,7 +18,8 @@ from pillarbox import Message, uuid7
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import payloads, publish, receive
+from tests.fixtures.sources import payloads, receive
+from tests.fixtures.sources import publish_copy as publish
 from tests.fixtures.urls import with_options
 
 HOUR = timedelta(hours=1)
@@ -43,9 +44,9 @@ async def source(
     *,
     sweep_interval: timedelta = timedelta(milliseconds=200),
     **options: object,
-) -> AsyncIterator[PostgresSource]:
+) -> AsyncIterator[InboxSource]:
     options = {"lease": timedelta(seconds=2), **options}
-    async with PostgresSource(
+    async with InboxSource(
         with_options(url, **options),
         consumer="billing",
         topics=["orders*"],

@@ -1,11 +1,11 @@
-"""The postgres publisher and source pass the suites for every adapter."""
+"""The postgres publisher, and the copy's, pass the suites for every adapter."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 
 from typing_extensions import override
 
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from pillarbox import Message
@@ -14,32 +14,24 @@ from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ProxiedUrl
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 
 
 class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
     server = "database_url"
-    capabilities = Capabilities()
+    capabilities = Capabilities(refuses_alone=False, deduplicates=True)
+    received_from = "SELECT id, {} FROM outbox.message WHERE topic = %s ORDER BY seq"
 
     @override
     def publisher(self) -> PostgresPublisher:
-        limit = f"max_payload_bytes={self.max_payload_bytes}"
-        return PostgresPublisher(f"{self.url}?{limit}")
-
-    @override
-    async def prepare(self, topic: str) -> None:
-        execute(
-            self.direct, "INSERT INTO inbox.subscription VALUES ('one', %s)", [topic]
+        return PostgresPublisher(
+            with_options(self.url, max_payload_bytes=self.max_payload_bytes)
         )
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:
-        rows = execute(
-            self.direct,
-            "SELECT topic, payload, key, tenant, headers, message_id, content_type,"
-            " schema_version FROM inbox.message WHERE topic = %s ORDER BY seq",
-            [topic],
-        )
+        columns = "topic, payload, key, tenant, headers, content_type, schema_version"
+        query = self.received_from.format(columns)
         found = [
             Message(
                 topic,
@@ -51,7 +43,9 @@ class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
                 content_type=content_type,
                 schema_version=version,
             )
-            for topic, payload, key, tenant, headers, id, content_type, version in rows
+            for id, topic, payload, key, tenant, headers, content_type, version in (
+                execute(self.direct, query, [topic])
+            )
         ]
         assert len({message.id for message in found}) >= count
         return found
@@ -59,6 +53,26 @@ class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
     @override
     def bad_message(self, topic: str) -> Message:
         return Message(topic, b"1", key="key-0", tenant="no NUL \0 in PostgreSQL")
+
+
+class TestInboxPublisher(TestPostgresPublisher):
+    capabilities = Capabilities()
+    received_from = (
+        "SELECT message_id, {} FROM inbox.message WHERE topic = %s ORDER BY seq"
+    )
+
+    @override
+    def publisher(self) -> PostgresPublisher:
+        limit = self.max_payload_bytes
+        return PostgresPublisher(
+            with_options(copy_of(self.url), max_payload_bytes=limit)
+        )
+
+    @override
+    async def prepare(self, topic: str) -> None:
+        execute(
+            self.direct, "INSERT INTO inbox.subscription VALUES ('one', %s)", [topic]
+        )
 
     @override
     async def refused_message(self) -> Message:
@@ -72,8 +86,8 @@ class TestPostgresSource(ProxiedUrl, SourceSuite):
     answer_timeout = 20.0
 
     @override
-    def source(self, consumer: str, topic: str) -> PostgresSource:
-        return PostgresSource(
+    def source(self, consumer: str, topic: str) -> InboxSource:
+        return InboxSource(
             with_options(self.url, lease=timedelta(seconds=self.hold)),
             consumer=consumer,
             topics=[topic],
@@ -90,7 +104,7 @@ class TestPostgresSource(ProxiedUrl, SourceSuite):
 
     @override
     async def put(self, *messages: Message) -> None:
-        async with PostgresPublisher(self.direct) as publisher:
+        async with PostgresPublisher(copy_of(self.direct)) as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override

@@ -17,9 +17,9 @@ from tests.fixtures.waiting import wait_for
 
 CONSUMER = "shop_app:consumer"
 PAYLOADS_LEFT = """
-    SELECT convert_from(payload, 'UTF8') FROM inbox.message
-      JOIN inbox.delivery_status USING (seq, created_at)
-     WHERE acked_at IS NULL
+    SELECT convert_from(payload, 'UTF8') FROM outbox.message
+      JOIN outbox.unsettled_message USING (id)
+     WHERE reader <> 'main'
 """
 
 

@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, consuming, numbered, running
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
 
@@ -74,11 +75,12 @@ async def test_each_queue_has_a_group_and_one_receipt_serves_all(
     consumer.handles("bulk", queue="batch")(handle)
     async with running(consumer) as events:
         subscriptions = execute(
-            database_url, "SELECT consumer, topic FROM inbox.subscription ORDER BY 1"
+            database_url,
+            "SELECT reader, topic FROM outbox.subscription"
+            " WHERE reader <> 'main' ORDER BY 1",
         )
         assert subscriptions == [("billing", "orders"), ("billing--batch", "bulk")]
-        async with PostgresPublisher(database_url) as publisher:
-            await publisher.publish([Message("orders", b""), Message("bulk", b"")])
+        insert(database_url, Message("orders", b""), Message("bulk", b""))
         await events.wait_for(MessageHandled, 2)
     receipts = execute(database_url, "SELECT DISTINCT consumer FROM inbox.receipt")
     assert receipts == [("billing",)]
@@ -87,7 +89,7 @@ async def test_each_queue_has_a_group_and_one_receipt_serves_all(
 async def test_a_topic_that_changes_its_queue_is_handled_once(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    add_consumer(database_url, "billing", "orders")
     consumer = Consumer(database_url, sessions, name="billing")
 
     async def handle(session: AsyncSession, message: Message) -> None: ...
@@ -95,8 +97,7 @@ async def test_a_topic_that_changes_its_queue_is_handled_once(
     consumer.handles("orders", queue="batch")(handle)
     consumer.handles("refunds")(handle)
     async with running(consumer) as events:
-        async with PostgresPublisher(database_url) as publisher:
-            await publisher.publish([Message("orders", b"")])
+        insert(database_url, Message("orders", b""))
         await events.wait_for(MessageHandled)
         await events.wait_for(DuplicateSkipped)
 

@@ -27,8 +27,8 @@ from pillarbox import Consumer, Message
 from tests.fixtures.consumers import consuming, numbered, running, sessions_by
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish
-from tests.fixtures.urls import with_options
+from tests.fixtures.sources import publish_copy
+from tests.fixtures.urls import copy_of, with_options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -196,13 +196,13 @@ def test_a_message_comes_back_the_less_often_the_longer_the_rollout_lasts() -> N
     assert rollout.wait("others") is not None
 
 
-@pytest.mark.parametrize("kind", ["postgres", "direct"])
+@pytest.mark.parametrize("kind", ["postgres", "inbox"])
 async def test_replicas_of_two_releases_share_a_topic_without_a_dead_letter(
     database_url: str, kind: str
 ) -> None:
     source = with_options(database_url, lease="2s")
-    if kind == "direct":
-        source = with_options(source, direct=True)
+    if kind == "inbox":
+        source = copy_of(source)
 
     def release(sessions: Any, *topics: str) -> Consumer:
         consumer = Consumer(source, sessions, name="billing")
@@ -216,27 +216,27 @@ async def test_replicas_of_two_releases_share_a_topic_without_a_dead_letter(
             count, handled = 0, list[MessageHandled]()
             while not of_old.of(DeliveryReturned):
                 messages = numbered(40, keys=40, topic="reports")
-                if kind == "direct":
+                if kind == "postgres":
                     insert(database_url, *messages)
                 else:
-                    await publish(database_url, *messages)
+                    await publish_copy(database_url, *messages)
                 count += 40
                 handled = await of_new.wait_for(MessageHandled, count)
     assert len({event.id for event in handled}) == count
     assert not of_old.of(MessageDeadLettered)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "direct"])
+@pytest.mark.parametrize("kind", ["postgres", "inbox"])
 async def test_a_consumer_names_the_subscriptions_that_no_handler_takes(
     kind: str, database_url: str
 ) -> None:
     topics = ["orders", "reports", "orders.paid", "orders.*", "paid.*", "ord*"]
     source = database_url
-    if kind == "direct":
-        source = with_options(database_url, direct=True)
+    if kind == "postgres":
         with administration(database_url, application_name="test") as admin:
-            add_reader(admin, "billing", topics, broker="postgres:///?direct=true")
+            add_reader(admin, "billing", topics, for_consumer=True)
     else:
+        source = copy_of(database_url)
         async with await connect(database_url, application_name="test") as connection:
             await subscribe(connection, "billing", topics)
     async with sessions_by(database_url, "asyncpg") as sessions:
@@ -245,7 +245,7 @@ async def test_a_consumer_names_the_subscriptions_that_no_handler_takes(
             consumer.handles(topic)(handle)
         async with running(consumer) as events:
             warnings = await events.wait_for(SourceWarned, 2)
-    remedy = {"postgres": "pillarbox unsubscribe", "direct": "pillarbox readers drop"}
+    remedy = {"inbox": "pillarbox unsubscribe", "postgres": "pillarbox readers drop"}
     assert all(remedy[kind] in warning.reason for warning in warnings)
     named = [warning.reason.split(",")[0] for warning in warnings]
     assert sorted(named) == [

@@ -46,13 +46,12 @@ from tests.fixtures.consumers import (
 from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import browsing
 from tests.fixtures.webhook import hook_app, served, status_of
 
 SOON = timedelta(seconds=1)
-BROKERS = ("postgres", "redis", "nats", "rabbitmq", "kafka", "sqs")
+BROKERS = ("inbox", "redis", "nats", "rabbitmq", "kafka", "sqs")
 AGAIN = RetryPolicy(max_attempts=9, first_delay=timedelta(milliseconds=1))
 
 
@@ -210,15 +209,14 @@ async def test_it_is_shown_by_every_command_the_page_and_the_metrics(
     assert execute(url, ended) == []
 
 
-@pytest.fixture(params=[*BROKERS, "direct"])
+@pytest.fixture(params=[*BROKERS, "postgres"])
 def broker(request: pytest.FixtureRequest) -> Adapters | None:
     """The adapters of a broker; None if the consumer reads the outbox itself."""
-    if request.param != "direct":
+    if request.param != "postgres":
         return adapters_of(request.param, request)
     database = request.getfixturevalue("url")
     with administration(database, application_name="test") as connection:
-        of_outbox = "postgres:///?direct=true"
-        add_reader(connection, "billing", ["*"], broker=of_outbox, from_oldest=True)
+        add_reader(connection, "billing", ["*"], for_consumer=True, from_oldest=True)
     return None
 
 
@@ -231,7 +229,7 @@ async def test_it_is_named_and_recorded_over_every_broker(
     monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
     name = f"billing-{uuid4().hex}" if broker else "billing"
     topics = broker.topics if broker else ["placed"]
-    source = broker.source(name) if broker else with_options(url, direct=True)
+    source = broker.source(name) if broker else url
     message = Message(topics[0], b"", key="k")
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(source, sessions, name=name, max_idle=SOON, retry=AGAIN)

@@ -10,21 +10,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox.events import MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
 from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from inbox.testing.crash import die_holding
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import consuming, numbered
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 
 pytestmark = pytest.mark.timeout(180)
 
 SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
 
 
-def source(url: str) -> PostgresSource:
-    return PostgresSource(
+def source(url: str) -> InboxSource:
+    return InboxSource(
         with_options(url, lease=timedelta(seconds=2)),
         consumer="billing",
         topics=["orders"],
@@ -33,11 +33,11 @@ def source(url: str) -> PostgresSource:
 
 
 async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(url) as publisher:
+    async with PostgresPublisher(copy_of(url)) as publisher:
         await publisher.publish(messages)
 
 
-async def receive(consumer: PostgresSource, count: int) -> list[Delivery]:
+async def receive(consumer: InboxSource, count: int) -> list[Delivery]:
     received: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(received) < count:

@@ -14,7 +14,7 @@ from outbox.cli.main import main
 from outbox.errors import UpkeepError
 from outbox.testing.postgres import PostgresServer
 from pillarbox import record_receipt, uuid7
-from tests.brokers.postgres.test_direct import check_histories
+from tests.brokers.postgres.test_outbox_source import check_histories
 from tests.fixtures.consumers import sessions_of
 from tests.fixtures.positions import count_holding
 from tests.fixtures.postgres import FEW_DAYS, Template, new_database

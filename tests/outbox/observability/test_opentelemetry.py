@@ -32,6 +32,7 @@ from tests.fixtures.spans import (
     parent_of,
     traceparent_of,
 )
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -215,7 +216,7 @@ def test_opentelemetry_instrument_traces_a_relay(
             str(Path(sys.executable).with_name("opentelemetry-instrument")),
             *command_line("pillarbox", "relay", "--database", database_url),
             # Nobody subscribes to these topics.
-            *("--broker", database_url, "--max-attempts", "2"),
+            *("--broker", copy_of(database_url), "--max-attempts", "2"),
         ],
         tmp_path / "log",
         CONSOLE,

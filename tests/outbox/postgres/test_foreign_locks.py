@@ -23,7 +23,7 @@ from inbox.events import (
 )
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from outbox.cli.main import main
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import bucket_of
@@ -42,7 +42,7 @@ from tests.fixtures.consumers import running as consuming
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import with_options
+from tests.fixtures.urls import copy_of, with_options
 from tests.fixtures.waiting import answer_after
 
 SECOND = timedelta(seconds=1)
@@ -128,7 +128,7 @@ async def test_a_relay_polls_while_a_foreign_session_holds_the_doorbell(
         assert relay.events.of(LanesWithheld) == []
 
 
-async def receive_forever(source: PostgresSource) -> None:
+async def receive_forever(source: InboxSource) -> None:
     while True:
         await source.receive(limit=1)
 
@@ -140,14 +140,14 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
         "SELECT pg_advisory_lock(%s, n) FROM generate_series(0, 15) n",
         [consumer_class("billing")],
     )
-    source = PostgresSource(
+    source = InboxSource(
         with_options(database_url, lease=SECOND), consumer="billing", topics=["orders"]
     )
     async with asyncio.timeout(60), source:
         with pytest.raises(BrokerUnavailableError, match=r"role mallory.*REVOKE"):
             await receive_forever(source)
         mallory.close()
-        async with PostgresPublisher(database_url) as publisher:
+        async with PostgresPublisher(copy_of(database_url)) as publisher:
             await publisher.publish([Message("orders", b"")])
         received: list[Delivery] = []
         while not received:
@@ -161,7 +161,7 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
 ) -> None:
     mallory.execute("SELECT pg_advisory_lock(%s, 3)", [consumer_class("billing")])
     health = Health(ConsumerStarted)
-    source = PostgresSource(
+    source = InboxSource(
         with_options(database_url, lease=SECOND), consumer="billing", topics=["orders"]
     )
     async with async_sessions_of(database_url) as sessions:
@@ -181,7 +181,7 @@ async def test_a_consumer_missing_one_lane_names_the_foreign_session_and_continu
             assert events.of(SourceLost) == []
             keys = [str(n) for n in range(50)]
             free = next(key for key in keys if bucket_of(key, uuid7()) != 3)
-            async with PostgresPublisher(database_url) as publisher:
+            async with PostgresPublisher(copy_of(database_url)) as publisher:
                 await publisher.publish([Message("orders", b"", key=free)])
             await events.wait_for(MessageHandled, timeout=60)
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import InboxSource
 from outbox.cli.main import main
 from outbox.dead_letters.criteria import Criteria
 from outbox.errors import DatabaseUnavailableError, PoolerError
@@ -25,6 +25,7 @@ from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.pgbouncer import Pooled
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
+from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
@@ -186,12 +187,12 @@ async def test_processes_refuse_a_pooler_and_do_nothing(
     with pytest.raises(PoolerError, match=REMEDY):
         async with running(url, publisher):
             pass
-    source = PostgresSource(url, consumer="billing", topics=["orders"])
+    source = InboxSource(url, consumer="billing", topics=["orders"])
     with pytest.raises(PoolerError, match=REMEDY):
         async with source:
             pass
     with pytest.raises(PoolerError, match=REMEDY):
-        async with PostgresPublisher(url):
+        async with PostgresPublisher(copy_of(url)):
             pass
     async with PublishingRetrier(url, lambda: publisher) as retrier:
         (candidate,) = await find(retrier, Criteria())
@@ -211,8 +212,8 @@ async def test_processes_work_through_a_pooler_in_session_mode(
         insert(database_url, message := Message("orders", b""))
         await relaying.events.wait_for(BatchSettled)
     assert publisher.messages == [message]
-    async with PostgresSource(url, consumer="billing", topics=["orders"]) as source:
-        async with PostgresPublisher(database_url) as direct:
+    async with InboxSource(url, consumer="billing", topics=["orders"]) as source:
+        async with PostgresPublisher(copy_of(database_url)) as direct:
             await direct.publish([message])
         (delivery,) = await source.receive(limit=1)
         assert delivery.message == message

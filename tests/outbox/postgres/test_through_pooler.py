@@ -24,12 +24,11 @@ from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, guard, uuid7
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.pgbouncer import Pooled, pgbouncer
 from tests.fixtures.postgres import A_WEEK, one_at_a_time
-from tests.fixtures.relay import running, unsettled
+from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
@@ -150,8 +149,7 @@ async def test_handlers_work_through_a_pooler_if_the_broker_url_is_direct(
     consumer = Consumer(database_url, async_sessions, name="billing")
     consumer.handles("orders")(note)
     async with consumers.running(consumer):
-        async with PostgresPublisher(database_url) as publisher:
-            await publisher.publish(consumers.numbered(ROUNDS * 2))
+        insert(database_url, *consumers.numbered(ROUNDS * 2))
         await asyncio.to_thread(
             wait_for, "all", lambda: len(effects(database_url)) == ROUNDS * 2
         )

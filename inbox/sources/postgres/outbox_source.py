@@ -21,6 +21,7 @@ from inbox.poison.history import (
     Takeover,
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
+from inbox.sources.postgres.inbox_source import InboxSource
 from inbox.sources.postgres.ready import Ready
 from inbox.sources.postgres.tenants import Tenants
 from outbox.brokers.options import DIRECT
@@ -157,11 +158,12 @@ class _Handover:
         return taken
 
 
-class DirectSource:
+class PostgresSource:
     """A source of one consumer's messages in the outbox; its replicas share them.
 
     Args:
-        url: the URL of the outbox's database, with `direct=true`.
+        url: the URL of the outbox's database, for a direct connection, not a
+            transaction pooler.
         consumer: the consumer's name, and that of its reader: see `pillarbox readers`.
         topics: the topics that it handles, which are added to the reader's.
         poll_interval: the maximum wait unless woken.
@@ -215,6 +217,19 @@ class DirectSource:
             identify=self._relay.identify,
             members=lambda: self._relay.members,
         )
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, consumer: str, topics: Sequence[str]
+    ) -> "Self | InboxSource":
+        """Create a source from a URL.
+
+        Raises:
+            ConfigError: the URL can't be used.
+        """
+        if PostgresOptions.parse(url)[1].inbox:
+            return InboxSource(url, consumer=consumer, topics=topics)
+        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Add the topics to the consumer's reader; lease lanes, as a relay does.

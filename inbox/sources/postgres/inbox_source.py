@@ -1,4 +1,4 @@
-"""A source that reads `inbox.message`: PostgreSQL as the broker.
+"""A source that reads `inbox.message`, to which relays of earlier versions copied.
 
 The replicas of a consumer share 16 lanes through leases, so a key belongs to one
 replica at a time. Claiming writes nothing; see `lanes` for what the process keeps in
@@ -17,7 +17,6 @@ import psycopg
 from inbox.consuming.outcomes import Outcomes
 from inbox.consuming.rollout import warn_unhandled
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.postgres.direct import DirectSource
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from outbox.brokers.postgres import PostgresOptions
@@ -57,7 +56,7 @@ OUTCOMES: Final = ("inbox.position", "inbox.deferral")
 """The tables into which a consumer inserts what became of its deliveries."""
 
 
-class PostgresSource:
+class InboxSource:
     """A source of one consumer's deliveries; entering it subscribes the consumer.
 
     Args:
@@ -140,19 +139,6 @@ class PostgresSource:
         self._tasks: list[asyncio.Task[None]] = []
         self._waited_at = 0.0
         self._left_out: frozenset[str] = frozenset()
-
-    @classmethod
-    def from_url(
-        cls, url: str, *, consumer: str, topics: Sequence[str]
-    ) -> "Self | DirectSource":
-        """Create a source from a URL.
-
-        Raises:
-            ConfigError: the URL can't be used.
-        """
-        if PostgresOptions.parse(url)[1].direct:
-            return DirectSource(url, consumer=consumer, topics=topics)
-        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Subscribe the consumer, and lease lanes.

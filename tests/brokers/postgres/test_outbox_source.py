@@ -1,6 +1,7 @@
-"""Consumers in the outbox's own database can read it without a relay."""
+"""Consumers of the postgres broker read the outbox, without a relay."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,7 @@ from typing_extensions import override
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.postgres.direct import DirectSource
+from inbox.sources.postgres import InboxSource, PostgresSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, drop_reader, list_readers
@@ -41,47 +41,29 @@ from tests.fixtures.consumers import (
     sessions_by,
 )
 from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import end_sessions, insert
 from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import payloads, receive_despite_losses
 from tests.fixtures.through_proxy import ProxiedUrl
+from tests.fixtures.urls import copy_of, with_options
 from tests.fixtures.waiting import wait_for
 
 HOUR = timedelta(hours=1)
-BROKER = "postgres:///?direct=true"
 
 
-def add_direct(
-    url: str, name: str, *topics: str, broker: str = BROKER, role: str | None = None
-) -> None:
-    with administration(url, application_name="test") as connection:
-        if not list_readers(connection, name):
-            add_reader(
-                connection,
-                name,
-                topics or ["*"],
-                broker=broker,
-                role=role,
-                from_oldest=True,
-            )
-
-
-def direct(url: str) -> str:
-    return f"{url}{'&' if '?' in url else '?'}direct=true"
-
-
-class TestDirectSource(ProxiedUrl, SourceSuite):
+class TestPostgresSource(ProxiedUrl, SourceSuite):
     server = "database_url"
     capabilities = Capabilities(takes_bytes=False, takes_bytes_as_topic=False)
     # A replica that a busy machine delays keeps its lanes.
     hold = 5.0
 
     @override
-    def source(self, consumer: str, topic: str) -> DirectSource:
-        add_direct(self.direct, consumer, topic)
-        return DirectSource(
-            f"{direct(self.url)}&lease={self.hold}s",
+    def source(self, consumer: str, topic: str) -> PostgresSource:
+        add_consumer(self.direct, consumer, topic)
+        return PostgresSource(
+            with_options(self.url, lease=timedelta(seconds=self.hold)),
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
@@ -113,8 +95,8 @@ def sessions(database_url: str) -> Iterator[sessionmaker[Session]]:
 async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
     database_url: str, sessions: sessionmaker[Session]
 ) -> None:
-    add_direct(database_url, "billing", "orders.*")
-    consumer = Consumer(direct(database_url), sessions, name="billing")
+    add_consumer(database_url, "billing", "orders.*")
+    consumer = Consumer(database_url, sessions, name="billing")
     handled: list[bytes] = []
     done = asyncio.Event()
 
@@ -143,10 +125,10 @@ async def test_a_consumer_handles_what_commits_in_order_without_a_relay(
 async def test_a_handler_that_waits_or_fails_holds_up_no_lane_claimed_with_its_own(
     database_url: str, fails: bool
 ) -> None:
-    add_direct(database_url, "billing")
+    add_consumer(database_url, "billing")
     engine = create_async_engine(sqlalchemy_url(database_url), pool_size=LANES)
     consumer = Consumer(
-        direct(database_url),
+        database_url,
         async_sessionmaker(engine),
         name="billing",
         max_in_flight=LANES,
@@ -180,12 +162,12 @@ async def test_a_handler_that_waits_or_fails_holds_up_no_lane_claimed_with_its_o
 async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
     database_url: str,
 ) -> None:
-    add_direct(database_url, "billing")
+    add_consumer(database_url, "billing")
     due = datetime.now(UTC) + timedelta(seconds=1)
     scheduled = [Message("t", b"", key="k", available_at=due) for _ in range(30)]
     insert(database_url, *scheduled)
-    source = DirectSource(
-        f"{direct(database_url)}&prefetch=8", consumer="billing", topics=["t"]
+    source = PostgresSource(
+        with_options(database_url, prefetch=8), consumer="billing", topics=["t"]
     )
     received = 0
     # A poll for each message would take longer.
@@ -207,8 +189,8 @@ HOW: dict[str, Callable[[Delivery], Awaitable[object]]] = {
 async def test_no_message_starts_if_an_earlier_one_of_its_key_waits_meanwhile(
     how: str, database_url: str
 ) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    add_consumer(database_url, "billing")
+    source = PostgresSource(database_url, consumer="billing", topics=["*"])
     insert(database_url, *numbered(5))
     started = []
     async with source, asyncio.timeout(60):
@@ -229,7 +211,7 @@ def in_lane_of(key: str) -> Iterator[str]:
             yield other
 
 
-async def receive_next(source: DirectSource, topic: str) -> Delivery:
+async def receive_next(source: PostgresSource, topic: str) -> Delivery:
     """Receive one message, and check its topic."""
     (delivery,) = await receive_despite_losses(source, 1, limit=1)
     assert delivery.message.topic == topic
@@ -251,8 +233,8 @@ STORED = "SELECT count(*) FROM outbox.message_status WHERE state = 'handled'"
 async def test_a_message_is_logged_as_open_as_soon_as_one_behind_it_has_to_be_logged(
     database_url: str,
 ) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    add_consumer(database_url, "billing")
+    source = PostgresSource(database_url, consumer="billing", topics=["*"])
     other = next(in_lane_of("k"))
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     insert(
@@ -274,8 +256,8 @@ async def test_a_message_is_logged_as_open_as_soon_as_one_behind_it_has_to_be_lo
 async def test_a_message_is_logged_as_open_after_so_many_have_ended_behind_it(
     database_url: str,
 ) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    add_consumer(database_url, "billing")
+    source = PostgresSource(database_url, consumer="billing", topics=["*"])
     other = next(in_lane_of("k"))
     quick = [Message("quick", b"", key=other) for _ in range(MOST_AGAIN)]
     insert(database_url, Message("slow", b"", key="k"), *quick)
@@ -295,9 +277,9 @@ async def test_a_message_is_logged_as_open_after_so_many_have_ended_behind_it(
 async def test_a_message_whose_handler_runs_is_not_started_again_after_a_lost_session(
     part: str, database_url: str
 ) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(
-        direct(database_url),
+    add_consumer(database_url, "billing")
+    source = PostgresSource(
+        database_url,
         consumer="billing",
         topics=["*"],
         poll_interval=timedelta(milliseconds=100),
@@ -331,9 +313,9 @@ FALLS = (
 async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing(
     fall: str, database_url: str
 ) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(
-        direct(database_url), consumer="billing", topics=["t"], poll_interval=HOUR
+    add_consumer(database_url, "billing")
+    source = PostgresSource(
+        database_url, consumer="billing", topics=["t"], poll_interval=HOUR
     )
     async with source, asyncio.timeout(60):
         insert(database_url, *(Message("t", b"", key="k") for _ in range(500)))
@@ -350,7 +332,7 @@ async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing
         assert tenants["again"] == 505
 
 
-async def receive(source: DirectSource, count: int) -> Counter[str | None]:
+async def receive(source: PostgresSource, count: int) -> Counter[str | None]:
     """Receive and ack so many deliveries; return how many each tenant has got."""
     tenants: Counter[str | None] = Counter()
     while tenants.total() < count:
@@ -363,14 +345,14 @@ async def receive(source: DirectSource, count: int) -> Counter[str | None]:
 ADD_REPORT = "SELECT outbox.add('reports', '{}'::jsonb, tenant => %s)"
 
 
-async def receive_for_ever(source: DirectSource) -> None:
+async def receive_for_ever(source: PostgresSource) -> None:
     while True:
         await source.receive(limit=1)
 
 
 async def test_a_reader_that_is_given_to_relays_is_reported(database_url: str) -> None:
-    add_direct(database_url, "billing")
-    source = DirectSource(direct(database_url), consumer="billing", topics=["t"])
+    add_consumer(database_url, "billing")
+    source = PostgresSource(database_url, consumer="billing", topics=["t"])
     async with source, asyncio.timeout(60):
         execute(database_url, "UPDATE outbox.reader SET broker = 'kafka://elsewhere'")
         with pytest.raises(BrokerUnavailableError, match="kafka://elsewhere"):
@@ -385,9 +367,9 @@ async def test_only_what_was_there_at_the_takeover_may_have_been_started_before(
 
 async def check_histories(database_url: str) -> None:
     """Check what a replica believes of a message from before, and of a new one."""
-    add_direct(database_url, "billing")
+    add_consumer(database_url, "billing")
     insert(database_url, Message("old", b"", key="k"))
-    source = DirectSource(direct(database_url), consumer="billing", topics=["*"])
+    source = PostgresSource(database_url, consumer="billing", topics=["*"])
     histories: dict[str, History | None] = {}
     async with source, asyncio.timeout(60):
         while len(histories) < 2:
@@ -406,16 +388,16 @@ async def test_a_consumers_role_needs_the_rights_of_its_own_reader_only(
 ) -> None:
     in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
     with new_role(database_url, "bob", in_roles):
-        add_direct(database_url, "billing", "orders.*", role="bob")
-        add_direct(database_url, "audit")
+        add_consumer(database_url, "billing", "orders.*", role="bob")
+        add_consumer(database_url, "audit")
         url = login(database_url, "bob")
         async with sessions_by(url, driver) as sessions:
             with pytest.raises(ConfigError, match="reader=audit: role bob may not run"):
                 async with running(
-                    handling(Consumer(direct(url), sessions, name="audit"), driver)
+                    handling(Consumer(url, sessions, name="audit"), driver)
                 ):
                     pass
-            consumer = Consumer(direct(url), sessions, name="billing", retry=QUICK)
+            consumer = Consumer(url, sessions, name="billing", retry=QUICK)
             topics = ("orders.bad", "orders.good", "orders.last")
             due = datetime.now(UTC) + timedelta(seconds=1)
             async with running(handling(consumer, driver)) as events:
@@ -441,9 +423,9 @@ async def test_a_consumers_role_needs_the_rights_of_its_own_reader_only(
 async def test_a_consumers_first_start_adds_a_reader_that_only_its_role_may_run(
     database_url: str,
 ) -> None:
-    def source(role: str, *topics: str) -> DirectSource:
-        url = direct(login(database_url, role))
-        return DirectSource(url, consumer="billing", topics=topics)
+    def source(role: str, *topics: str) -> PostgresSource:
+        url = login(database_url, role)
+        return PostgresSource(url, consumer="billing", topics=topics)
 
     in_roles = "LOGIN IN ROLE pillarbox_reader, pillarbox_consumer"
     with (
@@ -464,6 +446,23 @@ async def test_a_consumers_first_start_adds_a_reader_that_only_its_role_may_run(
                     drop_reader(connection, "billing")
         async with source("bob", "orders", "refunds"):
             pass
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_the_errors_at_the_start_name_the_grants_to_paste(
+    database_url: str, driver: str
+) -> None:
+    with new_role(database_url, "bob"):
+        url = login(database_url, "bob")
+        async with sessions_by(url, driver) as sessions:
+            for role in ("consumer", "reader"):
+                with pytest.raises(ConfigError, match=f"_{role}") as refused:
+                    await handling(Consumer(url, sessions, name="b"), driver).run()
+                grant = re.search('GRANT pillarbox_.*? TO "bob"', str(refused.value))
+                assert grant is not None, refused.value
+                execute(database_url, grant[0])
+            async with running(handling(Consumer(url, sessions, name="b"), driver)):
+                pass
 
 
 def handling(consumer: Consumer, driver: str) -> Consumer:
@@ -497,7 +496,7 @@ async def test_a_consumer_has_a_reader_from_its_first_start_whatever_its_name(
     insert(database_url, Message("orders", b"", tenant="before"))
     async with (
         asyncio.timeout(60),
-        DirectSource(direct(database_url), consumer=name, topics=["orders"]) as source,
+        PostgresSource(database_url, consumer=name, topics=["orders"]) as source,
     ):
         insert(database_url, Message("orders", b"", tenant="after"))
         insert(database_url, Message("others", b"", tenant="others"))
@@ -512,8 +511,8 @@ async def test_a_newer_replica_adds_its_topics_and_an_older_one_passes_none_of_t
 ) -> None:
     """The older one owns all lanes."""
 
-    def replica(*topics: str) -> DirectSource:
-        return DirectSource(direct(database_url), consumer="billing", topics=topics)
+    def replica(*topics: str) -> PostgresSource:
+        return PostgresSource(database_url, consumer="billing", topics=topics)
 
     async with asyncio.timeout(60), replica("orders") as old:
         insert(database_url, Message("reports", b"", tenant="before"))
@@ -534,9 +533,7 @@ async def test_a_newer_replica_adds_its_topics_and_an_older_one_passes_none_of_t
 
 async def test_a_dropped_consumer_returns_for_what_is_new(database_url: str) -> None:
     async def fail_with(tenant: str) -> None:
-        source = DirectSource(
-            direct(database_url), consumer="billing", topics=["orders"]
-        )
+        source = PostgresSource(database_url, consumer="billing", topics=["orders"])
         received: Sequence[Delivery] = ()
         async with asyncio.timeout(60), source:
             insert(database_url, Message("orders", b"", tenant=tenant, key="k"))
@@ -560,13 +557,13 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
 ) -> None:
     async def refuse(consumer: str, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
-            async with DirectSource(
-                direct(database_url), consumer=consumer, topics=["orders"]
+            async with PostgresSource(
+                database_url, consumer=consumer, topics=["orders"]
             ):
                 pass
 
     await refuse("main", r"reader=main: belongs to relays, .* give the consumer an")
-    add_direct(database_url, "audit", broker="redis://a")
+    add_consumer(database_url, "audit", broker="redis://a")
     await refuse("audit", r"reader=audit: belongs to relays, .*publish to redis://a/0")
     with administration(database_url, application_name="test") as connection:
         add_reader(connection, "ignored", ["old"], discard=True)
@@ -579,14 +576,12 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
         administration(database_url, application_name="test") as connection,
         pytest.raises(ConfigError, match="reader=main: belongs to relays"),
     ):
-        add_reader(connection, "main", ["*"], broker=BROKER)
+        add_reader(connection, "main", ["*"], for_consumer=True)
     with administration(database_url, application_name="test") as connection:
         add_reader(connection, "main", ["*"], broker="redis://a")
         (main,) = list_readers(connection, "main")
     assert (main.broker, main.dropped_at) == ("redis://a/0", None)
-    async with DirectSource(
-        direct(database_url), consumer="billing", topics=["orders"]
-    ):
+    async with PostgresSource(database_url, consumer="billing", topics=["orders"]):
         for switch in (False, True):
             relay = Relay(
                 database_url,
@@ -599,15 +594,21 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
                 await relay.run()
 
 
-def test_a_relay_is_refused_such_a_url(database_url: str) -> None:
-    with pytest.raises(ConfigError, match="direct=true is for consumers"):
-        PostgresPublisher(direct(database_url))
+@pytest.mark.parametrize("options", ["direct=true", "direct=true&inbox=true"])
+def test_the_former_option_is_refused_with_the_remedy(
+    options: str, database_url: str
+) -> None:
+    url = f"{database_url}?{options}"
+    with pytest.raises(ConfigError, match="direct: leave it out"):
+        PostgresSource.from_url(url, consumer="billing", topics=["orders"])
+    with pytest.raises(ConfigError, match="direct: leave it out"):
+        PostgresPublisher(url)
 
 
 def test_the_url_decides(database_url: str) -> None:
     for url, kind in (
         (database_url, PostgresSource),
-        (direct(database_url), DirectSource),
+        (copy_of(database_url), InboxSource),
     ):
         made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])
         assert type(made) is kind

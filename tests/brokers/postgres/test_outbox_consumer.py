@@ -26,7 +26,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.sources.postgres.direct import DirectSource
+from inbox.sources.postgres import PostgresSource
 from outbox.cli.main import main
 from outbox.lane import Priority, lane_of
 from outbox.message_id import uuid7
@@ -34,7 +34,6 @@ from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, Message, add
 from relay.handling import window_lane
 from tests.acceptance.relays import as_role
-from tests.brokers.postgres.test_direct import add_direct, direct
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,
@@ -44,6 +43,7 @@ from tests.fixtures.consumers import (
     sessions_of,
 )
 from tests.fixtures.dead_letters import retry, states
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -83,9 +83,9 @@ async def reading(
     url: str, handler: Callable[..., Any] = handle, **settings: Any
 ) -> AsyncIterator[RecordedEvents]:
     """Run the consumer billing, which reads the outbox, for the block."""
-    add_direct(url, "billing")
-    source = DirectSource(
-        direct(url),
+    add_consumer(url, "billing")
+    source = PostgresSource(
+        url,
         consumer="billing",
         topics=["*"],
         poll_interval=timedelta(milliseconds=100),
@@ -192,7 +192,7 @@ async def test_every_message_that_is_given_up_is_a_dead_letter_of_the_consumer(
     dead_letters("discard", "--topic=poison", "--reason=known")
     is_fixed = True
     with sessions_of(database_url) as sessions:
-        consumer = Consumer(direct(database_url), sessions, name="billing")
+        consumer = Consumer(database_url, sessions, name="billing")
         consumer.handles("*")(handle)
         tally = await retry(consumer.retrier())
     assert tally["succeeded"] == 2
@@ -321,11 +321,11 @@ async def test_jobs_batches_and_cancellation_work_as_over_a_broker(
     database_url: str,
 ) -> None:
     assert main(["readers", "drop", "main", "--database", database_url]) == 0
-    add_direct(database_url, "billing")
+    add_consumer(database_url, "billing")
     batches: list[int] = []
     begun = asyncio.Event()
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(direct(database_url), sessions, name="billing", retry=QUICK)
+        consumer = Consumer(database_url, sessions, name="billing", retry=QUICK)
 
         @consumer.handles_batch("many", max_size=5)
         async def tally(session: AsyncSession, messages: Sequence[Message]) -> None:
@@ -366,7 +366,7 @@ async def test_a_message_whose_handler_runs_for_long_is_shown_as_being_handled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(window_lane, "OPEN_AFTER", 0.0)
-    add_direct(database_url, "billing")
+    add_consumer(database_url, "billing")
     end = asyncio.Event()
 
     async def handle(session: AsyncSession, message: Message) -> None:
