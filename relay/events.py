@@ -114,6 +114,20 @@ class BrokerDiffers(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderAdded(Event):
+    """The relay is the first of the reader `main`, has added it, and publishes for it.
+
+    Attributes:
+        messages: how many messages it gets that were there, such as "at least 10000".
+        oldest: when the oldest of them was added; None if it gets none.
+    """
+
+    reader: str
+    messages: str
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderDropped(Event):
     """The reader of this relay was dropped, so it holds no lanes: stop it."""
 
