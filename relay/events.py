@@ -115,11 +115,12 @@ class BrokerDiffers(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderAdded(Event):
-    """The relay is the first of the reader `main`, has added it, and publishes for it.
+    """The relay is the first one of the reader `main`, and has added it.
 
     Attributes:
-        messages: how many messages it gets that were there, such as "at least 10000".
-        oldest: when the oldest of them was added; None if it gets none.
+        messages: how many messages are there that it will publish: a number, or "at
+            least 10000".
+        oldest: when the oldest of them was added; None if there are none.
     """
 
     reader: str

@@ -282,9 +282,9 @@ class Relay(Process):
                 settings=WORKER_SETTINGS,
                 writes=WRITES,
             ) as connection:
-                if self._topics:
-                    await self._reader.subscribe(connection, self._topics)
                 if not await self._reader.may_be_added(connection):
+                    if self._topics:
+                        await self._reader.subscribe(connection, self._topics)
                     await self._reader.read(connection)
                 takeover = self._lanes.reader.takeover
                 now = (await takeover.read_clock(connection)).now

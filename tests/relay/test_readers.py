@@ -270,6 +270,29 @@ async def test_a_topic_begins_after_what_claims_have_passed_while_it_was_added(
     assert set(states(database_url, "hooks", "tenant")) == {"passes it", "after"}
 
 
+async def test_a_topic_that_begins_at_the_oldest_message_includes_what_was_passed(
+    unread_database_url: str,
+) -> None:
+    """In a lane that is settled, and in one that has been idle since."""
+    url, publisher = unread_database_url, ScriptedPublisher()
+    add(url, "hooks", "orders")
+    subscribe = "SELECT outbox.subscribe('hooks', '{invoices}', NULL, false, NULL)"
+    async with relay_of(url, "hooks", publisher) as relay:
+        await wait_until_held(relay, LANES)
+        insert(url, Message("invoices", b"", tenant="idle", key="other"))
+        insert(url, *as_marked("invoices", "passed"), *as_marked("orders", "passes it"))
+        await publisher.until_acked(1)
+        with psycopg.connect(url) as writer:
+            writer.execute(ADD, ("invoices", "open"))
+            execute(url, subscribe)
+            await publisher.until_acked(3)
+        await publisher.until_acked(4)
+    marks = marks_of(publisher)
+    assert {*marks} == {"passes it", "passed", "idle", "open"}
+    assert marks.index("passed") < marks.index("open")
+    assert set(states(url, "hooks", "tenant").values()) == {"published"}
+
+
 async def test_a_dropped_reader_returns_without_what_it_had_left(
     database_url: str,
 ) -> None:

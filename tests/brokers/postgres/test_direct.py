@@ -561,13 +561,20 @@ async def test_a_consumer_begins_at_the_oldest_message_of_a_topic_that_nobody_ha
 async def test_a_topic_that_nobody_has_had_is_added_with_its_messages_in_order(
     unread_database_url: str,
 ) -> None:
-    """The older replica has passed them, and has one in flight."""
+    """The older replica has passed them in all lanes, and has one in flight."""
     url = unread_database_url
 
     def replica(*topics: str) -> DirectSource:
-        return DirectSource(direct(url), consumer="billing", topics=topics)
+        return DirectSource(
+            direct(url),
+            consumer="billing",
+            topics=topics,
+            poll_interval=timedelta(milliseconds=50),
+        )
 
     async with asyncio.timeout(90), replica("orders") as old:
+        others = [b"of %d" % n for n in range(16)]
+        insert(url, *(Message("reports", it, key=it.decode()) for it in others))
         insert(url, *(Message("reports", b"%d" % n, key="k") for n in range(3)))
         insert(url, Message("orders", b"first", key="k"))
         in_flight: Sequence[Delivery] = ()
@@ -581,11 +588,11 @@ async def test_a_topic_that_nobody_has_had_is_added_with_its_messages_in_order(
                 insert(url, Message("orders", b"last", key="other"))
                 for delivery in in_flight:
                     await delivery.ack()
-                all_payloads = {b"0", b"1", b"2", b"3", b"last", b"{}"}
+                all_payloads = {b"0", b"1", b"2", b"3", b"last", b"{}", *others}
                 seen: list[tuple[str | None, bytes]] = []
                 while not all_payloads <= {payload for _, payload in seen}:
                     for source in (old, new):
-                        for delivery in await source.receive(limit=1):
+                        for delivery in await source.receive(limit=20):
                             message = delivery.message
                             # The older one has no handler for it.
                             if source is old and message.topic == "reports":
