@@ -30,6 +30,7 @@ from relay.events import (
 from relay.publisher import Acked, Nacked
 from tests.fixtures import positions
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.postgres import ADD_MAIN
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,
@@ -598,6 +599,12 @@ def test_where_consumers_read_the_doctor_asks_for_no_relay(
     insert(unread_database_url, Message("orders", b""))
     _, found = doctor(unread_database_url)
     assert [it for it in found if "relay" in it["finding"] + it["remedy"]] == []
+    # One from a migration of before.
+    execute(unread_database_url, ADD_MAIN)
+    _, (found, *more) = doctor(unread_database_url)
+    assert (found["severity"], more) == ("warning", [])
+    assert found["finding"] == "no relay of reader main is running: its messages wait"
+    assert found["remedy"].endswith("pillarbox readers drop main")
 
 
 def test_the_commands_for_messages_that_no_reader_gets_can_be_pasted(
