@@ -130,7 +130,7 @@ class RelayReader:
             return  # Another relay has added it.
         counted, oldest = "0", None
         if not from_now:
-            statement = load("outbox", "count_messages")
+            statement = load("relay", "count_messages")
             cursor = await connection.execute(statement, {"most": _MOST_COUNTED})
             ((messages, is_complete, oldest),) = await cursor.fetchall()
             counted = str(messages) if is_complete else f"at least {messages}"

@@ -238,6 +238,8 @@ CREATE TRIGGER dead_letter_of_reader AFTER INSERT ON outbox.dead_letter REFERENC
 CREATE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
                                  role name DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off
 AS $body$
 DECLARE
     v_known outbox.reader;
