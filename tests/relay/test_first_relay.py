@@ -75,9 +75,11 @@ async def test_more_messages_than_are_worth_counting_are_not_counted(
     unread_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.reader._MOST_COUNTED", 2)
-    insert(unread_database_url, *(Message("orders", b"") for _ in range(3)))
-    async with running(unread_database_url, ScriptedPublisher()) as relay:
-        (added,) = relay.events.of(ReaderAdded)
+    url = unread_database_url
+    insert(url, *(Message("orders", b"") for _ in range(3)))
+    with new_role(url, "rob", "LOGIN IN ROLE pillarbox_relay") as rob:
+        async with running(login(url, rob), ScriptedPublisher()) as relay:
+            (added,) = relay.events.of(ReaderAdded)
     assert added.messages == "at least 2"
 
 

@@ -601,10 +601,10 @@ def test_where_consumers_read_the_doctor_asks_for_no_relay(
     assert [it for it in found if "relay" in it["finding"] + it["remedy"]] == []
     # One from a migration of before.
     execute(unread_database_url, ADD_MAIN)
-    _, (found, *more) = doctor(unread_database_url)
-    assert (found["severity"], more) == ("warning", [])
-    assert found["finding"] == "no relay of reader main is running: its messages wait"
-    assert found["remedy"].endswith("pillarbox readers drop main")
+    _, (one, *more) = doctor(unread_database_url)
+    assert (one["severity"], more) == ("warning", [])
+    assert one["finding"] == "no relay of reader main is running: its messages wait"
+    assert one["remedy"].endswith("pillarbox readers drop main")
 
 
 def test_the_commands_for_messages_that_no_reader_gets_can_be_pasted(
