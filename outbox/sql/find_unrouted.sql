@@ -11,6 +11,8 @@ WITH unrouted AS MATERIALIZED (
             GROUP BY q.topic
            ) AS m
      WHERE NOT d.detach_pending AND NOT d.is_default
+       -- Usually one gets everything.
+       AND NOT EXISTS (SELECT FROM outbox.subscription AS s WHERE s.topic = '*' AND s.since_seq = -1 AND s.ended_at IS NULL)
 ), day AS (
     SELECT sum(u.messages) AS messages, pg_total_relation_size(u.partition) AS bytes FROM unrouted AS u GROUP BY u.partition
 ), topic AS (
