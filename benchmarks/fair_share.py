@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -13,21 +14,27 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure, quantity
 from inbox.consumer import Consumer
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
+from outbox.administration.tenants import add_tenant_index
+from outbox.lane import Priority, lanes_of
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
+from pillarbox import insert_statement
 from relay.publishers.postgres import PostgresPublisher
 
 CONNECTIONS = 16
+NAME = "billing"
+DIRECT_URL = "postgres:///?direct=true"
 FEW = 1_000
 BEFORE = 100
 BATCH = 500
 SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
 FLOOD = """
-INSERT INTO inbox.message
-       (message_id, lane, schema_version, topic, key, tenant, content_type, headers,
-        payload)
-SELECT outbox.uuid7(), n %% 16, 1, 'orders',
-       concat_ws(' ', %s::text, n %% 1600), %s, 'text/plain', '{}',
+INSERT INTO {log}.message
+       ({id}, lane, schema_version, topic, key, tenant, content_type, headers, payload)
+SELECT outbox.uuid7(), {lane} + n %% 16, 1, 'orders',
+       concat_ws(' ', %s::text, n %% 1600), %s, 'text/plain', '{{}}',
        convert_to(repeat('x', 300), 'UTF8')
   FROM generate_series(1, %s) AS n
 """
@@ -36,21 +43,25 @@ WITHOUT_INDEX = "DROP INDEX inbox.message_tenant_idx"
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     yield wait(conditions)
+    yield wait(conditions, direct=True)
     yield from inserts(conditions)
 
 
-def wait(conditions: Conditions) -> Answer:
+def wait(conditions: Conditions, *, direct: bool = False) -> Answer:
     """Compare the wait behind a deep flood with that behind a shallow one."""
     many = conditions.size(100_000, quick=10_000)
+    waits = partial(waiting, conditions, direct=direct)
     found = measure(
-        Variant(label=f"{many:,}", run=waiting(conditions, many, "flood", "other")),
-        Variant(label=f"{FEW:,}", run=waiting(conditions, FEW, "flood", "other")),
+        Variant(label=f"{many:,}", run=waits(many, "flood", "other")),
+        Variant(label=f"{FEW:,}", run=waits(FEW, "flood", "other")),
         runs=conditions.runs(3),
         on_run=lambda label, figure: show(label, figure, "ms"),
     )
-    without = waiting(conditions, many, None, None)()
+    without = waits(many, None, None)()
+    said = ", read from the outbox" if direct else ""
     return Answer(
-        question=f"fair share: a wait behind {many:,} messages against behind {FEW:,}",
+        question=f"fair share{said}: a wait behind {many:,} messages against behind "
+        f"{FEW:,}",
         figure=found.ratio(f"{FEW:,}"),
         target=at_most(3 * found.noise),
         noise=found.noise,
@@ -60,25 +71,38 @@ def wait(conditions: Conditions) -> Answer:
 
 
 def waiting(
-    conditions: Conditions, count: int, flooder: str | None, other: str | None
+    conditions: Conditions,
+    count: int,
+    flooder: str | None,
+    other: str | None,
+    *,
+    direct: bool,
 ) -> Callable[[], float]:
     """Measure milliseconds from a message's commit to its handler, during a flood."""
+    log, id = ("outbox", "id") if direct else ("inbox", "message_id")
+    lane = lanes_of(Priority.DEFAULT)[0] if direct else 0
+    flood = FLOOD.format(log=log, id=id, lane=lane).encode()
 
     def run() -> float:
         with conditions.migrated_database() as url:
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute(SUBSCRIBE)
-                connection.execute(FLOOD, (flooder, flooder, count))
-                connection.execute("VACUUM ANALYZE inbox.message")
-            return 1000 * asyncio.run(seconds_waited(url, other))
+            with administration(url, application_name="benchmark") as connection:
+                if direct:
+                    add_reader(connection, NAME, ["orders"], broker=DIRECT_URL)
+                    add_tenant_index(connection)
+                else:
+                    connection.execute(SUBSCRIBE)
+                connection.execute(flood, (flooder, flooder, count))
+                connection.execute(f"VACUUM ANALYZE {log}.message".encode())
+            return 1000 * asyncio.run(seconds_waited(url, other, direct=direct))
 
     return run
 
 
-async def seconds_waited(url: str, tenant: str | None) -> float:
+async def seconds_waited(url: str, tenant: str | None, *, direct: bool) -> float:
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
+    source = f"{url}{'&' if '?' in url else '?'}direct=true" if direct else url
     consumer = Consumer(
-        url, async_sessionmaker(engine), name="billing", max_in_flight=CONNECTIONS
+        source, async_sessionmaker(engine), name=NAME, max_in_flight=CONNECTIONS
     )
     awaited = Message("orders", b"", key="another", tenant=tenant)
     handled = 0
@@ -96,6 +120,13 @@ async def seconds_waited(url: str, tenant: str | None) -> float:
     running = asyncio.create_task(consumer.run())
     try:
         await begun.wait()
+        if direct:
+            async with engine.connect() as connection:
+                await connection.execute(insert_statement(awaited))
+                started = time.perf_counter()
+                await connection.commit()
+            await arrived.wait()
+            return time.perf_counter() - started
         async with PostgresPublisher(url) as publisher:
             started = time.perf_counter()
             await publisher.publish([awaited])

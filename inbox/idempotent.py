@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
@@ -11,13 +11,14 @@ from inbox.guard import guard_of
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.signature import IDEMPOTENT, Takes, is_async, refuse_unrun
 from inbox.receipt import MessageId, check_text
-from outbox.errors import CodecError
+from outbox.errors import CodecError, ConfigError
 from outbox.message import Message
-from outbox.payload.payload_codec import PayloadCodec, decoded
+from outbox.payload.payload_codec import PayloadCodec, decoded, why_unreadable
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
+_GIVE_CODEC: Final = "pass it, idempotent(consumer=…, codec=codec)"
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -89,7 +90,8 @@ def idempotent(
     Raises:
         InvalidReceiptError: `consumer` is invalid; on a call, whatever `record_receipt`
             raises.
-        ConfigError: the handler has the wrong signature.
+        ConfigError: the handler has the wrong signature; when called, if the payload
+            is encoded, and there is no codec.
         DeadLetter: when called, if the payload can't be decoded.
         HandlerTransactionError: when called, or from the caller's commit: the handler
             ended the transaction or tried to, or caught a database error without a
@@ -101,8 +103,11 @@ def idempotent(
         arguments = arguments_of(handler, Takes.ONE, is_lenient=True).of
 
         def call(session: Any, message: Any) -> Any:
-            if codec is not None and isinstance(message, Message):
-                message = readable(message, codec)
+            if isinstance(message, Message):
+                if codec is not None:
+                    message = readable(message, codec)
+                elif (encoded := why_unreadable(message, _GIVE_CODEC)) is not None:
+                    raise ConfigError(f"message {message.id}: {encoded}")
             return handler(*arguments(session, message))
 
         def handle_once(session: Any, message: Any) -> Any:

@@ -12,7 +12,7 @@ def plain_array(values: Iterable[object]) -> str:
 
     None only for our own sessions: with `array_nulls = off`, it would be a text.
     """
-    return "{" + ",".join("NULL" if v is None else str(v) for v in values) + "}"
+    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
 
 
 def text_array(values: Iterable[str | None]) -> str:
@@ -24,8 +24,10 @@ def text_array(values: Iterable[str | None]) -> str:
     return (
         "{"
         + ",".join(
-            '"' + (value or "").replace("\\", "\\\\").replace('"', '\\"') + '"'
-            for value in values
+            [
+                '"' + (value or "").replace("\\", "\\\\").replace('"', '\\"') + '"'
+                for value in values
+            ]
         )
         + "}"
     )
@@ -33,7 +35,7 @@ def text_array(values: Iterable[str | None]) -> str:
 
 def moment_array(values: Iterable[object]) -> str:
     """Write timestamps, whose text contains spaces, or None as in `text_array`."""
-    return text_array(None if value is None else str(value) for value in values)
+    return text_array([None if value is None else str(value) for value in values])
 
 
 def bytes_array(values: Iterable[bytes]) -> str:

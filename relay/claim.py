@@ -110,7 +110,8 @@ async def claim_batch(
     the batch. They are followed by each lane's rows that its position doesn't cover.
     The positions advance with the settlement.
     """
-    needs_refresh = any(lane.needs_refresh for lane in lanes)
+    # Comprehensions and not generators, where each claim asks each lane.
+    needs_refresh = True in [lane.needs_refresh for lane in lanes]
     while True:
         claim = _Claim(connection, board, lanes, config)
         try:
@@ -173,7 +174,7 @@ class _Claim:
             is_fresh: whether the lanes were refreshed in the same snapshot.
         """
         lanes, batch, most = self._lanes, self._batch, self._config.batch_size
-        if not any(lane.keys.has_work for lane in lanes):
+        if not [1 for lane in lanes if lane.keys.draining or lane.keys.due]:
             await self._claim_new(most, frozenset(), is_fresh=is_fresh)
             return batch
         self._limits["max_bytes"] = math.ceil(self._config.max_batch_bytes / 2)
@@ -200,7 +201,7 @@ class _Claim:
         taken, following = _cut(rows, most)
         unlisted = self._find_unlisted(taken)
         self._require_fresh(plan, view, taken, unlisted, is_fresh=is_fresh)
-        self._board.note_claim(len(taken))
+        self._board.note_claim(len(taken), is_cut=following is not None)
         reads = _count_read(taken, most + _MOST_OTHERS)
         # A lane that was read in part is left before its last seq; see `_cut`.
         taken = [row for row in taken if row.seq <= reads[row.lane].up_to]
@@ -229,10 +230,12 @@ class _Claim:
             "max_read": most + _MOST_OTHERS,
             "max_rows": most + 1 + len(self._lanes),
         }
-        text, names = load_numbered("relay", "claim_batch")
+        days = {name: parameters[name] for name in ("oldest", "newest")}
+        text, names = load_numbered("relay", "claim_batch", **days)
         make_row = rows_of(ClaimedRow)
         cursor = psycopg.AsyncRawCursor(self._connection, row_factory=make_row)
-        await cursor.execute(text, [parameters[name] for name in names], binary=True)
+        values = [parameters[name] for name in names]
+        await cursor.execute(text, values, prepare=True, binary=True)
         rows = await cursor.fetchall()
         view = rows[0].view
         assert view is not None
@@ -277,9 +280,9 @@ class _Claim:
         batch, due = self._batch, []
         for row in rows:
             if row.verdict is None:
-                due.append(_read(row, self._config))
+                due.append(read_row(row, self._config))
             elif row.verdict != "other":
-                message = _read(row, self._config)
+                message = read_row(row, self._config)
                 batch.withheld.append((message, _UNLOADED[row.verdict]))
         blocked = await self._find_blocked(due) - drained
         if blocked:
@@ -303,17 +306,20 @@ class _Claim:
             cut: the lane that was not read to its end.
         """
         batch = self._batch
+        batch.is_cut = cut is not None or any(read.is_cut for read in reads.values())
         numbers = [lane.number for lane in self._lanes]
         end = len(numbers) if cut is None else numbers.index(cut) + 1
         reached = self._lanes[:end]
         self._board.served(reached)
         mine = {row.lane for row in rows if row.verdict != "other"}
         publishes = {row.lane for row in batch.rows}
+        empty = Extent(-1, view, is_cut=False)
         for lane in reached:
-            number = lane.number
-            read = reads.get(number, _NONE)
-            extent = Extent(read.up_to, view, is_cut=read.is_cut or number == cut)
-            lane.skip(read.others)
+            number, extent = lane.number, empty
+            if number in reads or number == cut:
+                read = reads.get(number, _NONE)
+                extent = Extent(read.up_to, view, is_cut=read.is_cut or number == cut)
+                lane.skip(read.others)
             if number in mine or lane.skipped >= _MOST_SKIPPED:
                 batch.extents[number] = extent
             else:
@@ -407,9 +413,9 @@ class _Claim:
                 break
             count += 1
             if row.verdict is None:
-                batch.rows.append(_read(row, self._config, waiting))
+                batch.rows.append(read_row(row, self._config, waiting))
             elif row.verdict == "aside":
-                message = _read(row, self._config, waiting)
+                message = read_row(row, self._config, waiting)
                 batch.withheld.append((message, OVERSIZED))
             elif row.verdict == "missing":
                 batch.withheld.append((_unread(waiting), ENDED))
@@ -448,28 +454,32 @@ class _Claim:
         )
         cuts = {}
         for row in await cursor.fetchall():
-            if row.cut is None:
+            if row.top is None:
                 keys[row.lane].read(row)
                 continue
-            cuts[row.lane] = row.cut
-            if row.has_head:
-                self._reader.takeover.refuse_entries(row.cut)
+            keys[row.lane].logged(row.top)
+            if row.cut is not None:
+                cuts[row.lane] = row.cut
+                if row.has_head:
+                    self._reader.takeover.refuse_entries(row.cut)
         return cuts
 
     async def _find_blocked(
-        self, messages: Iterable[ClaimedMessage | WaitingMessage]
+        self, messages: Sequence[ClaimedMessage | WaitingMessage]
     ) -> set[LaneKey]:
         """Return which of the messages' keys are blocked.
 
         This asks the database about lanes whose log is only partly read.
         """
-        lanes = {lane.number: lane.keys for lane in self._lanes}
-        if not any(keys.blocked or keys.is_partly_read for keys in lanes.values()):
+        numbers = {message.lane for message in messages}
+        own = [(it.number, it.keys) for it in self._lanes if it.number in numbers]
+        lanes = {n: keys for n, keys in own if keys.blocked or keys.is_partly_read}
+        if not lanes:
             return set()
         blocked: set[LaneKey] = set()
         unread: set[tuple[int, str]] = set()
         for message in messages:
-            if message.key is not None:
+            if message.key is not None and message.lane in lanes:
                 keys = lanes[message.lane]
                 if keys.is_partly_read:
                     unread.add((message.lane, message.key))
@@ -545,7 +555,7 @@ def _unread(message: WaitingMessage) -> ClaimedMessage:
     )
 
 
-def _read(
+def read_row(
     row: ClaimedRow, config: RelayConfig, waiting: WaitingMessage | None = None
 ) -> ClaimedMessage:
     """Return the message of a row, or the problem with it."""

@@ -1,9 +1,9 @@
 """The contract between the relay and a broker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, Self, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from outbox.message import Message
 
@@ -22,8 +22,8 @@ class Nacked:
         permanent: no later attempt can succeed, so the message isn't retried.
         retry_after: the message wasn't refused but postponed: it is retried after
             this long, and no attempt is counted, however often that happens.
-        is_attempt: with `retry_after`: it was refused, and an attempt is counted, but
-            when it is retried and how often is not for the relay to decide.
+        is_attempt: a handler has failed, so an attempt is counted although it was
+            postponed. Not for publishers.
     """
 
     reason: str
@@ -142,6 +142,36 @@ class Handed(Protocol):
         """
 
 
+class TenantSearch(NamedTuple):
+    """Which tenants' messages to look for that lie behind those of others.
+
+    Attributes:
+        known: tenants to skip.
+        after: the tenant after which to begin.
+        max_steps: the maximum number of tenants to skip or find.
+        rows_each: the maximum number of messages of each tenant.
+    """
+
+    known: Collection[str]
+    after: str
+    max_steps: int
+    rows_each: int
+
+
+class TenantsFound(NamedTuple):
+    """What a search has found.
+
+    Attributes:
+        steps: the tenants that it has skipped or found, in order.
+        tenants: those of its messages.
+        is_cut: whether it has reached its limit of messages or bytes.
+    """
+
+    steps: Sequence[str] = ()
+    tenants: Sequence[str] = ()
+    is_cut: bool = False
+
+
 @runtime_checkable
 class Handling(Protocol):
     """What a relay hands messages to if their handlers are in its own process."""
@@ -152,8 +182,14 @@ class Handling(Protocol):
     async def __aexit__(self, *exc_info: object) -> None:
         """End."""
 
-    async def wants_more(self) -> None:
-        """Wait until more messages are wanted."""
+    async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
+        """Wait until more messages are wanted: the next ones, or those of tenants."""
+
+    def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
+        """Record a claim of the next messages: their tenants, and whether more wait."""
+
+    def searched(self, found: TenantsFound) -> None:
+        """Record a search for tenants."""
 
     def hand_over(self, messages: Sequence[Handed]) -> None:
         """Take messages, those of a key in order."""

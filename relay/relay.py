@@ -32,7 +32,13 @@ from outbox.postgres.advisory_lock import (
     LockHolder,
     reader_class,
 )
-from outbox.postgres.connection import Connection, Link, Server, connect
+from outbox.postgres.connection import (
+    NOT_PREPARED,
+    Connection,
+    Link,
+    Server,
+    connect,
+)
 from outbox.postgres.days import MAKE_DAYS, Days
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.lease import RETRY, Lease
@@ -67,6 +73,10 @@ from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
     **CLAIM_SETTINGS,
+    # Claims have their days in their text, so that one plan serves all of a day: making
+    # it takes longer than the claim. Settlements read no partition. See `NOT_PREPARED`
+    # for the others.
+    "plan_cache_mode": "auto",
     # Otherwise the planner compares each statement with the CHECK constraints of each
     # partition that it reads, none of which excludes a row that the relay looks for.
     # Partitions are pruned regardless.
@@ -239,7 +249,7 @@ class Relay(Process):
                     # One that is opened later makes all claims start over. If that came
                     # between a takeover and its claim, it would read settled messages.
                     async with link.use():
-                        pass
+                        self._lanes.opened(link.opened_at, ())
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()
             async with asyncio.TaskGroup() as group:
@@ -356,6 +366,7 @@ class Relay(Process):
             settings=WORKER_SETTINGS,
             writes=WRITES,
             server=self._server,
+            prepare_threshold=NOT_PREPARED,
         )
 
     def _workers(self) -> Sequence[Worker | HandlerWorker]:

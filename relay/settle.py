@@ -167,8 +167,6 @@ def _decide(
             if after is None:
                 delay = retry.delay(row.attempts + 1).total_seconds()
                 return Disposition("refused", reason, delay, charge=1)
-            if answer.is_attempt:
-                return Disposition("refused", reason, after.total_seconds(), charge=1)
             delay = max(after, retry.first_delay).total_seconds()
             return Disposition("postponed", reason, delay)
     return BLOCKED if row.key in keys.closed else UNTOUCHED

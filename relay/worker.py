@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import psycopg
@@ -138,8 +138,10 @@ class Worker:
 
     async def _publish(self, batch: ClaimedBatch) -> Sequence[Answer]:
         """Publish what the broker has not acked yet; return the answers for all."""
-        acked = {row.identity for row in batch.rows} & self._lanes.acked.keys()
-        rows = [row for row in batch.rows if row.identity not in acked]
+        rows, acked = batch.rows, set[Hashable]()
+        if self._lanes.acked:
+            acked = {row.identity for row in rows} & self._lanes.acked.keys()
+            rows = [row for row in rows if row.identity not in acked]
         answers, lost = await publish_batch(
             rows,
             self._publisher,
@@ -152,6 +154,8 @@ class Worker:
             self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))
+        if not acked:
+            return answers
         rest = iter(answers)
         return [Acked() if row.identity in acked else next(rest) for row in batch.rows]
 

@@ -21,7 +21,7 @@ from outbox.errors import (
 )
 from outbox.message import Message
 from outbox.payload import json_codec as codec
-from outbox.payload.payload_codec import CODEC_HEADER, PayloadCodec, is_encoded
+from outbox.payload.payload_codec import PayloadCodec, why_unreadable
 from outbox.payload.schema_registry import SchemaRegistry
 
 Upcaster: TypeAlias = Callable[[Any], object]
@@ -152,12 +152,10 @@ class Versions:
 
     def why_encoded(self, message: Message) -> str | None:
         """Return why no handler can read a message; None: one can."""
-        if self._codec is not None or not is_encoded(message):
+        if self._codec is not None:
             return None
-        name = message.headers[CODEC_HEADER].partition(":")[0]
-        return (
-            f"its payload is encoded by codec {shorten(name)}, and the consumer has no "
-            "codec: give it that one, Consumer(…, codec=codec)"
+        return why_unreadable(
+            message, "give the consumer one, Consumer(…, codec=codec)"
         )
 
     def why_too_new(self, topic: str, message: Message) -> str | None:

@@ -57,10 +57,12 @@ from outbox.errors import (
 from outbox.events import Observer, Observers
 from outbox.message import Message
 from outbox.observability.logging import logged
+from outbox.payload.payload_codec import why_unreadable
 
 __all__ = ["WebhookApp"]
 
 _SYSTEM: Final = "http"
+_LET_RELAY_DECODE: Final = "let the relay decode it, pillarbox relay --codec"
 
 Handlers: TypeAlias = Handler | Mapping[str, Handler]
 
@@ -230,6 +232,8 @@ class WebhookApp:
             return await self._handle(handler, message)
 
     async def _handle(self, handler: Registered, message: Message) -> _Answer:
+        if (encoded := why_unreadable(message, _LET_RELAY_DECODE)) is not None:
+            return self._fail(message, 425, encoded, (("retry-after", "60"),))
         started = time.monotonic()
         try:
             check_content(message)

@@ -183,7 +183,7 @@ COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the r
 -- With the entry: a million messages can be due at the same time.
 CREATE INDEX deferral_due_idx ON outbox.deferral (reader, lane, due_at, entry) WHERE due_at IS NOT NULL;
 CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
-    WHERE key IS NOT NULL AND cause IN ('refused', 'postponed', 'blocked', 'unknown', 'open', 'found');
+    WHERE cause IN ('refused', 'postponed', 'blocked', 'unknown', 'open', 'found');
 CREATE INDEX deferral_message_idx ON outbox.deferral (id, run, entry);
 -- A run is settled once: only the session that writes this entry inserts a dead letter.
 CREATE UNIQUE INDEX deferral_settled_idx ON outbox.deferral (id, run, reader, created_at) WHERE cause = 'settled';
@@ -566,6 +566,55 @@ COMMENT ON COLUMN outbox.message_status.published_at IS 'when the first acknowle
 COMMENT ON COLUMN outbox.message_status.dead_lettered_at IS 'when it was dead-lettered; null: not in this run';
 COMMENT ON COLUMN outbox.message_status.last_error IS 'why the broker or the consumer refused it last in this run';
 
+-- Reads day by day, since all entries of a message are in its day. Of each reader it counts what is refused, blocked, due
+-- and not due by itself, so that none hides another. Of a day it reads which messages are settled, and the log up to at_most.
+CREATE FUNCTION outbox.open_deferrals(readers text[] DEFAULT NULL, at_most bigint DEFAULT NULL, only_refused boolean DEFAULT false)
+RETURNS SETOF outbox.deferral
+LANGUAGE plpgsql STABLE ROWS 100 {pinned}
+{utc}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET jit = off
+AS $body$
+DECLARE
+    v_readers text[] := ARRAY(SELECT DISTINCT s.reader FROM outbox.subscription AS s
+                               WHERE s.ended_at IS NULL AND (readers IS NULL OR s.reader = ANY (readers)));
+    v_statement text := (
+        SELECT string_agg(format($query$
+            (SELECT x.* FROM (
+                 SELECT d.* FROM outbox.deferral AS d
+                  WHERE d.reader = r.reader AND %s AND {d}
+                    AND NOT EXISTS (SELECT FROM outbox.deferral AS s
+                                     WHERE s.id = d.id AND s.reader = d.reader AND s.cause = 'settled' AND s.run >= d.run AND {s})
+                 OFFSET 0) AS x
+              WHERE (SELECT true FROM outbox.deferral AS n
+                      WHERE n.id = x.id AND (n.reader = x.reader) IS TRUE AND (n.run, n.entry) > (x.run, x.entry) AND {n} LIMIT 1) IS NULL
+              LIMIT $2) $query$, c.condition), ' UNION ALL ')
+          -- What is blocked, or ends a run, is never due.
+          FROM (VALUES ($$d.cause IN ('refused', 'postponed') AND d.due_at IS NOT NULL$$, true), ($$d.cause = 'blocked'$$, false),
+                       -- With the lanes, a search in the index for each.
+                       ($$d.cause NOT IN ('refused', 'postponed') AND d.lane = ANY ($3) AND d.due_at <= now()$$, false),
+                       ($$d.cause NOT IN ('refused', 'postponed') AND d.lane = ANY ($3) AND d.due_at > now()$$, false)) AS c (condition, is_refused)
+         WHERE c.is_refused OR NOT only_refused);
+    v_of_day text;
+BEGIN
+    FOR v_of_day IN
+        -- Known to the planner, which leaves out the other days.
+        SELECT format('{}.created_at >= %L AND {}.created_at < %L', d.starts_at, d.ends_at)
+          FROM outbox.partitions('outbox.deferral') AS d
+         WHERE NOT d.is_default AND NOT d.detach_pending AND pg_relation_size(d.partition) > 0
+    LOOP
+        RETURN QUERY EXECUTE format('SELECT e.* FROM unnest($1) AS r (reader) CROSS JOIN LATERAL (%s) AS e',
+                                    replace(replace(replace(v_statement, '{d}', replace(v_of_day, '{}', 'd')),
+                                                    '{s}', replace(v_of_day, '{}', 's')), '{n}', replace(v_of_day, '{}', 'n')))
+            USING v_readers, at_most, ARRAY(SELECT l.lane::smallint FROM generate_series(0, 47) AS l (lane));
+    END LOOP;
+END
+$body$;
+COMMENT ON FUNCTION outbox.open_deferrals IS
+    'the latest entry of each message that waits for readers after its first claim; at_most: of each reader, day and kind (refused, blocked, due, not due)';
+
 -- Reads the log once, whatever it holds. A query that doesn't ask for topics doesn't read messages.
 CREATE VIEW outbox.deferred_message AS
 SELECT d.id, d.created_at, d.seq, d.lane,
@@ -597,6 +646,9 @@ COMMENT ON VIEW outbox.deferred_message IS
     'messages that wait after their first claim, and replays that were requested: as outbox.message_status shows them';
 COMMENT ON COLUMN outbox.deferred_message.available_at IS 'when it is due; null: when its key is free';
 
+-- A claim reads the days of a lane in order. So what lies before the newest position of a reader has been read, but for
+-- what was inserted or has committed since: the day before that is compared, too, and all days if one has a message
+-- that was added later than all of that day.
 CREATE FUNCTION outbox.last_positions(since timestamptz DEFAULT '-infinity', everywhere boolean DEFAULT false)
 RETURNS TABLE (lane smallint, starts_at timestamptz, ends_at timestamptz, up_to bigint, last outbox.position, reader text, last_seq bigint)
 LANGUAGE plpgsql STABLE ROWS 100 {pinned}
@@ -610,37 +662,50 @@ DECLARE
     v_from timestamptz := (SELECT min(d.starts_at) FROM outbox.partitions('outbox.message') AS d WHERE d.ends_at > since);
 BEGIN
     RETURN QUERY
-    WITH occupied AS MATERIALIZED (  -- once for all readers
-        SELECT l.lane::smallint, x.starts_at, x.ends_at, head.seq AS last_seq
-          FROM outbox.partitions('outbox.message') AS x
-         CROSS JOIN generate_series(0, 47) AS l (lane)
-          LEFT JOIN LATERAL (
-               SELECT m.seq FROM outbox.message AS m
-                WHERE m.lane = l.lane AND m.created_at >= v_from AND m.created_at >= x.starts_at AND m.created_at < x.ends_at
-                ORDER BY m.seq DESC
-                LIMIT 1
-               ) AS head ON true
-         WHERE x.ends_at > last_positions.since AND (head.seq IS NOT NULL OR everywhere)
+    WITH occupied AS MATERIALIZED (  -- once for all readers, the newest day first
+        SELECT o.lane, array_agg(o.starts_at ORDER BY o.starts_at DESC) AS days, array_agg(o.ends_at ORDER BY o.starts_at DESC) AS ends,
+               array_agg(o.seq ORDER BY o.starts_at DESC) AS seqs, array_agg(o.highest ORDER BY o.starts_at DESC) AS highest
+          FROM (SELECT l.lane::smallint, x.starts_at, x.ends_at, head.seq,
+                       max(head.seq) OVER (PARTITION BY l.lane ORDER BY x.starts_at) AS highest
+                  FROM outbox.partitions('outbox.message') AS x
+                 CROSS JOIN generate_series(0, 47) AS l (lane)
+                  LEFT JOIN LATERAL (
+                       SELECT m.seq FROM outbox.message AS m
+                        WHERE m.lane = l.lane AND m.created_at >= v_from AND m.created_at >= x.starts_at AND m.created_at < x.ends_at
+                        ORDER BY m.seq DESC
+                        LIMIT 1
+                       ) AS head ON true
+                 WHERE x.ends_at > last_positions.since AND (head.seq IS NOT NULL OR everywhere)) AS o
+         GROUP BY o.lane
     )
-    SELECT d.lane, d.starts_at, d.ends_at,
+    SELECT l.lane, l.days[d.place], l.ends[d.place],
            -- Not one from before the sequence was set back.
            CASE WHEN (p.last).up_to <= (SELECT q.last_value FROM outbox.message_seq AS q) THEN (p.last).up_to ELSE -9223372036854775808 END,
-           p.last, r.reader, d.last_seq
-      FROM occupied AS d
-     CROSS JOIN (SELECT s.reader, min(s.since_seq),
-                        (array_agg(s.since ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1]
-                   FROM outbox.subscription AS s
-                  WHERE s.ended_at IS NULL AND NOT s.is_discarded
-                  GROUP BY s.reader) AS r (reader, since_seq, since)
+           p.last, r.reader, l.seqs[d.place]
+      FROM (SELECT s.reader, min(s.since_seq),
+                   (array_agg(s.since ORDER BY pg_snapshot_xmax(s.since), pg_column_size(s.since) DESC))[1]
+              FROM outbox.subscription AS s
+             WHERE s.ended_at IS NULL AND NOT s.is_discarded
+             GROUP BY s.reader) AS r (reader, since_seq, since)
+     CROSS JOIN occupied AS l
+      LEFT JOIN LATERAL (
+           SELECT i.place FROM generate_subscripts(l.days, 1) AS i (place)
+            WHERE EXISTS (SELECT FROM outbox.position AS q
+                           WHERE q.reader = r.reader AND q.lane = l.lane AND q.created_at >= v_from AND q.created_at = l.days[i.place] OFFSET 0)
+            LIMIT 1
+           ) AS newest ON true
+     CROSS JOIN LATERAL generate_series(1, CASE WHEN everywhere OR l.highest[newest.place + 1] > l.seqs[newest.place + 1] THEN cardinality(l.days)
+                                                ELSE least(newest.place + 1, cardinality(l.days)) END) AS d (place)
       LEFT JOIN LATERAL (
            SELECT q FROM outbox.position AS q
-            WHERE q.reader = r.reader AND q.lane = d.lane AND q.created_at >= v_from AND q.created_at = d.starts_at
+            WHERE q.reader = r.reader AND q.lane = l.lane AND q.created_at >= v_from AND q.created_at = l.days[d.place]
+              AND d.place >= newest.place
             ORDER BY q.number DESC
             LIMIT 1
            ) AS stored (position) ON true
      CROSS JOIN LATERAL (
            SELECT coalesce(stored.position,
-                           ROW(d.starts_at, d.ends_at, NULL, 0, r.since_seq, NULL, 0, 0, d.lane, r.reader,
+                           ROW(l.days[d.place], l.ends[d.place], NULL, 0, r.since_seq, NULL, 0, 0, l.lane, r.reader,
                                r.since, NULL, pg_snapshot_xmax(r.since))::outbox.position)
            ) AS p (last);
 END
@@ -708,6 +773,8 @@ SELECT fresh.id, fresh.created_at, fresh.seq, fresh.lane, fresh.schema_version, 
                FROM outbox.message AS m
               WHERE p.last_seq > p.up_to AND m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
                 AND outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+                AND (m.tenant IS NULL  -- else the log can have it already
+                     OR (SELECT true FROM outbox.deferral AS e WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader
                                AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

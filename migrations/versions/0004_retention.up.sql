@@ -268,7 +268,7 @@ BEGIN
     unsettled := coalesce(cardinality(v_rows), 0);
     IF unsettled > 0 THEN
         SELECT format('unsettled rows: %s%s, for example %s of %s', CASE unsettled WHEN 1000 THEN 'at least 1000' ELSE unsettled::text END,
-                      ' (' || string_agg(DISTINCT nullif(concat_ws(' of ', r ->> 'cause', r ->> 'consumer'), ''), ', ') || ')',
+                      ' (' || string_agg(DISTINCT nullif(concat_ws(' of ', r ->> 'cause', coalesce(r ->> 'consumer', nullif(r ->> 'reader', 'main'))), ''), ', ') || ')',
                       min(coalesce(r ->> 'id', r ->> 'message_id')), min(coalesce(r ->> 'created_at', r ->> 'message_at')))
           INTO reason FROM unnest(v_rows) AS r;
     ELSIF outbox.is_followed(parent, starts_at, ends_at) THEN

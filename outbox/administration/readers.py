@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.size import write_size
 from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
 from outbox.observability.measures.reading import limit
@@ -40,7 +41,9 @@ class Reader:
         discards: whether its messages are not to be published.
         dropped_at: when it was dropped; None if it wasn't.
         messages: how many messages it has not settled, up to `MOST_COUNTED`.
-        oldest: when the oldest of them was created, whose day is kept for it.
+        oldest: when the oldest of them was created.
+        days: how many days have such messages, and so can't be dropped.
+        bytes: the size of these days, with the positions and the log.
     """
 
     reader: str
@@ -52,6 +55,8 @@ class Reader:
     dropped_at: datetime | None
     messages: int
     oldest: datetime | None
+    days: int
+    bytes: int
 
     @property
     def is_consumer(self) -> bool:
@@ -201,6 +206,12 @@ def drop_reader(
             )
         connection.execute(load("outbox", "drop_reader"), {"reader": name})
     return known
+
+
+def held_by(reader: Reader) -> str:
+    """Return the days that a reader holds back, and their size, in words."""
+    days = f"{reader.days} day{'s' if reader.days != 1 else ''}"
+    return f"{days}, {write_size(reader.bytes)}"
 
 
 def count_of(reader: Reader) -> str:

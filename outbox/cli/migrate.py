@@ -7,14 +7,17 @@ import typer
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.cli.command import Database, command, database_url, new_app
+from outbox.administration.tenants import add_tenant_index, drop_tenant_index
+from outbox.cli.command import Database, command, database_url, new_app, opened
 from outbox.cli.output import warn
-from outbox.errors import MigrationError
+from outbox.errors import ConfigError, MigrationError
 from outbox.logs.printable import for_shell
 from outbox.postgres.connection import conninfo
 from outbox.url import without_password
 
 app = new_app()
+
+_RIGHTS = "connect as a member of pillarbox_owner"
 
 
 @command(app, "migrate")
@@ -56,6 +59,16 @@ def _migrate(
             "pg_partman; a later migration without this option hands them over.",
         ),
     ] = False,
+    tenants: Annotated[
+        bool | None,
+        typer.Option(
+            "--tenants/--no-tenants",
+            help="Then make, or drop, an index of the outbox's messages by tenant, "
+            "with which consumers that read the outbox share its whole backlog fairly. "
+            "It is made day by day, while messages are added.",
+            show_default=False,
+        ),
+    ] = None,
     role_prefix: Annotated[
         str,
         typer.Option(
@@ -72,6 +85,11 @@ def _migrate(
         "role_prefix": role_prefix,
         "partman_schema": None if without_partman else partman_schema,
     }
+    if tenants is not None and (sql or remove is not None):
+        raise ConfigError(
+            "--tenants and --no-tenants can't be combined with --sql or --remove: run"
+            " pillarbox migrate with them afterwards"
+        )
     if sql:
         sys.stdout.write(
             migration_sql(
@@ -85,6 +103,10 @@ def _migrate(
     url = database_url(database)
     if remove is None:
         migrate(url, with_cron=not without_cron, **names)
+        if tenants is not None:
+            change = add_tenant_index if tenants else drop_tenant_index
+            with opened(url, "migrate", rights=_RIGHTS, any_role=True) as connection:
+                change(connection)
         return
     name = conninfo_to_dict(conninfo(url)).get("dbname")
     if remove != name:

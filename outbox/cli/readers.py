@@ -8,6 +8,7 @@ from outbox.administration.readers import (
     add_reader,
     count_of,
     drop_reader,
+    held_by,
     list_readers,
 )
 from outbox.brokers.options import DIRECT, identity_of
@@ -41,7 +42,16 @@ def _list(*, database: Database = None, json: Json = False) -> None:
         write_json(readers)
         return
     write_table(
-        ("reader", "state", "waiting", "oldest", "topics", "broker", "role"),
+        (
+            "reader",
+            "state",
+            "waiting",
+            "oldest",
+            "holds back",
+            "topics",
+            "broker",
+            "role",
+        ),
         [
             (
                 it.reader,
@@ -52,6 +62,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
                 else "reads",
                 count_of(it).removesuffix(" messages").removesuffix(" message"),
                 it.oldest,
+                held_by(it) if it.days else None,
                 ", ".join(it.topics),
                 it.broker,
                 it.role,

@@ -4,7 +4,7 @@ Rows that commit late are found by the claims themselves, which start at the flo
 the transaction; only if that is far below the position, a refresh must find them.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from outbox.array_literal import moment_array, plain_array
@@ -146,12 +146,9 @@ class Claims:
 
     def plan(self, lanes: Sequence[LogLane]) -> ClaimPlan:
         """Return the plan of a claim of these lanes."""
-        reading = [
-            (lane.number, lane.progress, lane.progress.parts())
-            for lane in lanes
-            if lane.progress is not None
-        ]
-        near, far = self._hidden(lanes)
+        read = [(it, progress) for it in lanes if (progress := it.progress) is not None]
+        near, far = self._hidden(read)
+        reading = [(lane.number, progress, progress.parts()) for lane, progress in read]
         firsts = [parts[0] for _, _, parts in reading]
         # Seqs below those of transactions that had no id; most lanes have the same one.
         known = {
@@ -162,30 +159,41 @@ class Claims:
             known[progress.next_xid] if progress.as_of is None else NO_END
             for _, progress, _ in reading
         ]
+        starts: dict[int, int] = {}
+        for number, _, parts in reading:
+            starts[number] = parts[0].start
+            for part in parts[1:]:
+                starts[number] = min(starts[number], part.start)
         floors: dict[int, int] = {}
         for hidden in near:
             floors.update(hidden.open)
         parameters = {
-            "lanes": plain_array(number for number, _, _ in reading),
+            "lanes": plain_array(starts),
             "starts": plain_array(
-                min(floor - _SLACK, *[part.start for part in parts])
-                for (_, _, parts), floor in zip(reading, lowest, strict=True)
+                [
+                    min(floor - _SLACK, start)
+                    for start, floor in zip(starts.values(), lowest, strict=True)
+                ]
             ),
             "up_tos": plain_array(
-                parts[0].position.up_to if len(parts) == 1 else None
-                for _, _, parts in reading
+                [
+                    parts[0].position.up_to if len(parts) == 1 else None
+                    for _, _, parts in reading
+                ]
             ),
             "snapshots": plain_array(
-                _quoted(part.position.snapshot for part in firsts)
+                _quoted([part.position.snapshot for part in firsts])
             ),
             "as_ofs": plain_array(
-                _quoted(progress.as_of for _, progress, _ in reading)
+                _quoted([progress.as_of for _, progress, _ in reading])
             ),
             **_several(
-                (number, part._replace(start=min(part.start, floor - _SLACK)))
-                for (number, _, parts), floor in zip(reading, lowest, strict=True)
-                if len(parts) > 1
-                for part in parts
+                [
+                    (number, part._replace(start=min(part.start, floor - _SLACK)))
+                    for (number, _, parts), floor in zip(reading, lowest, strict=True)
+                    if len(parts) > 1
+                    for part in parts
+                ]
             ),
             "hidden": plain_array(floors),
             "floors": plain_array(floor - _SLACK for floor in floors.values()),
@@ -197,27 +205,23 @@ class Claims:
                 [parts[-1].newest for _, _, parts in reading], default=BEGINNING
             ),
         }
-        starts = {
-            number: min([part.start for part in parts]) for number, _, parts in reading
-        }
         has_floors = min(lowest, default=0) >= 0
         return ClaimPlan(parameters, far, near, starts, self.assigned, has_floors)
 
     def _hidden(
-        self, lanes: Iterable[LogLane]
+        self, lanes: Iterable[tuple[LogLane, Progress]]
     ) -> tuple[list[Hidden], list[tuple[Hidden, Sequence[LogLane]]]]:
         """Return the transactions whose end makes claims start lower, near and far."""
         near: list[Hidden] = []
         far: list[tuple[Hidden, Sequence[LogLane]]] = []
         for same in _alike(lanes):
-            progress = same[0].progress
-            assert progress is not None
+            lane, progress = same[0]
             hidden = progress.find_hidden(self._floors)
             if hidden is not None:
                 top = max(position.up_to for _, position in progress.days)
-                reached, others = hidden.split(top - FAR, same[0].taken_at)
+                reached, others = hidden.split(top - FAR, lane.taken_at)
                 near.append(reached)
-                far.append((others, same))
+                far.append((others, [it for it, _ in same]))
         return near, far
 
     def has_floor(self, progress: Progress) -> bool:
@@ -228,21 +232,20 @@ class Claims:
         return progress.as_of is not None or self._floors.of(progress.next_xid) >= 0
 
 
-def _alike(lanes: Iterable[LogLane]) -> Iterable[Sequence[LogLane]]:
+def _alike(
+    lanes: Iterable[tuple[LogLane, Progress]],
+) -> Iterable[Sequence[tuple[LogLane, Progress]]]:
     """Group lanes by what the transactions depend on that are hidden from claims."""
-    groups: dict[Hashable, list[LogLane]] = {}
-    for lane in lanes:
-        progress = lane.progress
-        if progress is not None:
-            # Hashing snapshots takes longer than treating a group as two.
-            key = id(progress.snapshot), id(progress.as_of), lane.taken_at
-            groups.setdefault(key, []).append(lane)
+    groups: dict[Hashable, list[tuple[LogLane, Progress]]] = {}
+    for lane, progress in lanes:
+        # Hashing snapshots takes longer than treating a group as two.
+        key = id(progress.snapshot), id(progress.as_of), lane.taken_at
+        groups.setdefault(key, []).append((lane, progress))
     return groups.values()
 
 
-def _several(parts: Iterable[tuple[int, Part]]) -> dict[str, str]:
+def _several(parts: Sequence[tuple[int, Part]]) -> dict[str, str]:
     """Return the parameters of lanes that are read in several parts."""
-    parts = list(parts)
     return {
         "part_lanes": plain_array(number for number, _ in parts),
         "part_oldest": moment_array(part.oldest for _, part in parts),
@@ -250,30 +253,28 @@ def _several(parts: Iterable[tuple[int, Part]]) -> dict[str, str]:
         "part_starts": plain_array(part.start for _, part in parts),
         "part_up_tos": plain_array(part.position.up_to for _, part in parts),
         "part_snapshots": plain_array(
-            _quoted(part.position.snapshot for _, part in parts)
+            _quoted([part.position.snapshot for _, part in parts])
         ),
     }
 
 
-def _quoted(snapshots: Iterable[Snapshot | None]) -> Iterable[str | None]:
-    """Yield their text forms, which have commas. Most lanes have the same one."""
+def _quoted(snapshots: Iterable[Snapshot | None]) -> Sequence[str | None]:
+    """Return their text forms, which have commas. Most lanes have the same one."""
+    texts: list[str | None] = []
     last: Snapshot | None = None
     text: str | None = None
     for snapshot in snapshots:
         if snapshot is not last:
             last, text = snapshot, None if snapshot is None else f'"{snapshot}"'
-        yield text
+        texts.append(text)
+    return texts
 
 
-def columns_of(positions: Iterable[Position]) -> dict[str, list[Any]]:
-    """Return the columns of positions, as arrays."""
-    positions = list(positions)
+def arrays_of(positions: Collection[Position]) -> dict[str, str]:
+    """Return the columns of positions."""
     return {
-        "up_tos": [position.up_to for position in positions],
-        "snapshots": [str(position.snapshot) for position in positions],
-        "late_up_tos": [position.late_up_to for position in positions],
-        "late_snapshots": [
-            None if position.late_snapshot is None else str(position.late_snapshot)
-            for position in positions
-        ],
+        "up_tos": plain_array([it.up_to for it in positions]),
+        "snapshots": plain_array(_quoted([it.snapshot for it in positions])),
+        "late_up_tos": plain_array([it.late_up_to for it in positions]),
+        "late_snapshots": plain_array(_quoted([it.late_snapshot for it in positions])),
     }

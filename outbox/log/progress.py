@@ -125,10 +125,12 @@ class Progress(NamedTuple):
 
     def parts(self) -> Sequence[Part]:
         """Return what a claim reads: one part if all days have the same position."""
-        (first, position), *others = self.days
-        if all(other is position for _, other in others):
-            last = others[-1][0] if others else first
-            return (self._part(first, last, position),)
+        first, position = self.days[0]
+        for _, other in self.days:
+            if other is not position:
+                break
+        else:
+            return (self._part(first, self.days[-1][0], position),)
         return [
             self._part(days[0][0], days[-1][0], position)
             for position, days in (

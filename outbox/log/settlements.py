@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 
-from outbox.log.claims import columns_of
+from outbox.array_literal import moment_array, plain_array
+from outbox.log.claims import arrays_of
 from outbox.log.lane import Advance, AnyLane
 from outbox.log.takeover import SKEW, Clock
 from outbox.postgres.connection import Connection
@@ -36,15 +37,20 @@ class Settlements:
             load("outbox.log", "store_positions", log=self._log),
             {
                 "reader": self._reader,
-                "starts": [row.day.starts_at for _, row in rows],
-                "ends": [row.day.ends_at for _, row in rows],
-                "lanes": [advance.lane.number for advance, _ in rows],
-                "numbers": [row.number for _, row in rows],
-                **columns_of(row.position for _, row in rows),
-                "messages": [advance.messages.get(row.day, 0) for advance, row in rows],
-                "deferred": [advance.deferred.get(row.day, 0) for advance, row in rows],
-                "next_xids": [str(advance.after.next_xid) for advance, _ in rows],
+                "starts": moment_array([row.day.starts_at for _, row in rows]),
+                "ends": moment_array([row.day.ends_at for _, row in rows]),
+                "lanes": plain_array([advance.lane.number for advance, _ in rows]),
+                "numbers": plain_array([row.number for _, row in rows]),
+                **arrays_of([row.position for _, row in rows]),
+                "messages": plain_array(
+                    [it.messages.get(row.day, 0) for it, row in rows]
+                ),
+                "deferred": plain_array(
+                    [it.deferred.get(row.day, 0) for it, row in rows]
+                ),
+                "next_xids": plain_array([it.after.next_xid for it, _ in rows]),
             },
+            prepare=True,
         )
 
     async def move_fences(

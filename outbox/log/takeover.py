@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, NoReturn
 
 from outbox.errors import ConfigError
-from outbox.log.claims import FAR, NO_END, Claims, columns_of
+from outbox.log.claims import FAR, NO_END, Claims, arrays_of
 from outbox.log.hidden import Floors
 from outbox.log.lane import BEGINNING, LogLane
 from outbox.log.position import Position, Snapshot
@@ -348,7 +348,7 @@ class Takeover:
             load("outbox.log", name, log=self._log),
             {
                 "lanes": list(positions),
-                **columns_of(positions.values()),
+                **arrays_of(positions.values()),
                 "base": self._claims.base,
                 "oldest": span[0],
                 "newest": span[1],

@@ -5,7 +5,8 @@ read, in memory, and the *stored* one, which covers only what has ended. It stay
 the oldest delivery *held*, that is, claimed and neither ended nor logged. A consumer
 that is killed gets the deliveries again that ended above the stored position. To limit
 their number, a delivery that is held for long gets an entry in the log, which says that
-it is open, in the transaction that stores a position beyond it.
+it is open, in the transaction that stores a position beyond it. A delivery that has an
+entry already has ended here.
 """
 
 from collections import Counter
@@ -31,12 +32,14 @@ class Window:
         stored: the positions in the table.
     """
 
-    __slots__ = ("_ended", "_held", "_last", "read", "stored")
+    __slots__ = ("_ended", "_held", "_last", "_logged", "read", "stored")
 
     def __init__(self, taken_over: Progress) -> None:
         self.read = self.stored = taken_over
         self._held: dict[Place, Day] = {}
         self._ended: dict[Place, Day] = {}
+        self._logged: set[Place] = set()
+        """Those of them that have entries."""
         self._last: tuple[int, Snapshot] | None = None
 
     def __contains__(self, place: Place) -> bool:
@@ -61,17 +64,24 @@ class Window:
         is_cut: bool,
     ) -> None:
         """Hold the rows of a claim; see `Progress.claimed`."""
-        snapshot = self.read.as_of or snapshot
-        if not is_cut:
-            up_to = max([up_to, *(position.up_to for _, position in self.read.days)])
+        as_of = self.read.as_of
         self.read = self.read.claimed(up_to, snapshot, next_xid, is_cut=is_cut)
-        self._last = up_to, snapshot
-        self._held.update((place, self.day_of(place)) for place in places)
+        if not is_cut:
+            up_to = self.read.days[0][1].up_to
+        self._last = up_to, as_of or snapshot
+        for place in places:
+            self._held[place] = self.day_of(place)
 
     def ended(self, place: Place) -> None:
         """Record that a delivery was handled, or got an entry of another cause."""
         if place in self._held:
             self._ended[place] = self._held.pop(place)
+
+    def logged(self, place: Place) -> None:
+        """Record that a delivery has an entry, which no position covers yet."""
+        if place in self._held:
+            self.ended(place)
+            self._logged.add(place)
 
     def reopen(self, place: Place) -> None:
         """Take `ended` back: its entry could not be written."""
@@ -108,10 +118,7 @@ class Window:
         """
         if self._last is None:
             return None
-        up_to, snapshot = self._last
-        held = min((place for place in self._held if place not in logged), default=None)
-        if held is not None:
-            up_to = min(up_to, held[0] - 1)
+        up_to, (_, snapshot) = self._up_to(logged), self._last
         covered = Counter(day for (seq, _), day in self._ended.items() if seq <= up_to)
         for place in logged:
             if place[0] > up_to:
@@ -135,16 +142,29 @@ class Window:
         after, rows = self.stored._replace(days=tuple(advanced)).settle(days)
         return after, rows, covered
 
+    def deferred(self, logged: Collection[Place] = ()) -> Counter[Day]:
+        """Return how many of the deliveries that `settle` covers have entries."""
+        up_to = self._up_to(logged)
+        days = Counter(self._held[place] for place in logged)
+        days.update(self._ended[place] for place in self._logged if place[0] <= up_to)
+        return days
+
+    def _up_to(self, logged: Collection[Place] = ()) -> int:
+        """Return how far a position could be stored now."""
+        assert self._last is not None
+        held = (seq - 1 for seq, at in self._held if (seq, at) not in logged)
+        return min(self._last[0], min(held, default=self._last[0]))
+
     def settled(self, stored: Progress, logged: Collection[Place] = ()) -> None:
         """Record that what `settle` returned has committed."""
         self.stored = stored
         for place in logged:
             del self._held[place]
-        assert self._last is not None
-        up_to = min([self._last[0], *(seq - 1 for seq, _ in self._held)])
+        up_to = self._up_to()
         self._ended = {
             place: day for place, day in self._ended.items() if place[0] > up_to
         }
+        self._logged = {place for place in self._logged if place[0] > up_to}
 
     def day_of(self, place: Place) -> Day:
         """Return the day to which a row belongs."""

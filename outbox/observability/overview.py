@@ -6,7 +6,7 @@ starts at the positions, counts up to a limit, and reads no payloads. Members of
 `pillarbox_monitor` can read all of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -126,12 +126,13 @@ def read_overview(
     running = None if processes is None else processes.consumers
     backlog = part("backlogs", read_backlog)
     consumers = part("consumers", partial(read_consumers, running=running))
-    refused: Mapping[Schema, int | None] = {
-        "outbox": _count_refused([backlog]),
-        "inbox": None
-        if consumers is None
-        else _count_refused([it.lag for it in consumers if it.is_subscribed]),
-    }
+    refused: dict[Schema, int | None] = {"outbox": None, "inbox": None}
+    if consumers is not None:
+        lags = [(it.lag, it.is_reader) for it in consumers if it.is_subscribed]
+        refused["outbox"] = _count_refused(
+            [backlog, *(lag for lag, own in lags if own)]
+        )
+        refused["inbox"] = _count_refused([lag for lag, own in lags if not own])
     return Overview(
         at=reading.at,
         database=database,

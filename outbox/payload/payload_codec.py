@@ -55,6 +55,17 @@ def is_encoded(message: Message) -> bool:
     return CODEC_HEADER in message.headers
 
 
+def why_unreadable(message: Message, remedy: str) -> str | None:
+    """Return why a process without a codec can't read a message; None: it can."""
+    if not is_encoded(message):
+        return None
+    name = message.headers[CODEC_HEADER].partition(":")[0]
+    return (
+        f"its payload is encoded by codec {shorten(name)}, and there is no codec here: "
+        f"{remedy}"
+    )
+
+
 def encoded(message: Message, codec: PayloadCodec) -> Message:
     """Return the message with its payload encoded.
 

@@ -69,6 +69,10 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 ANSWER_LIMIT: Final = 20.0
 """How many seconds the statements of a `Link` wait for the server's answer."""
 _CANCEL_LIMIT: Final = 1.0
+_PREPARE_THRESHOLD: Final = 5
+NOT_PREPARED: Final = 2**31
+"""A threshold with which only statements are prepared that ask for it. Others are
+planned for their own days each time."""
 
 
 class _Session(psycopg.AsyncConnection[TupleRow]):
@@ -179,6 +183,7 @@ async def connect(
     shared: bool = False,
     writes: Sequence[str] | None = None,
     answer_limit: float | None = None,
+    prepare_threshold: int = _PREPARE_THRESHOLD,
 ) -> _Session:
     """Open a connection in autocommit mode, with session settings applied.
 
@@ -188,6 +193,7 @@ async def connect(
             qualify every function with its schema.
         writes: the tables into which the session will insert, if it may write.
         answer_limit: how many seconds a statement waits for its answer.
+        prepare_threshold: how often statements are executed before they are prepared.
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or rejects the
@@ -203,7 +209,9 @@ async def connect(
         # The next attempt may find a file that is correct again.
         raise DatabaseUnavailableError(str(error)) from error
     try:
-        connection = await _Session.connect(given, autocommit=True)
+        connection = await _Session.connect(
+            given, autocommit=True, prepare_threshold=prepare_threshold
+        )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"can't reach the database {without_password(url)}: {message_of(error)}"
@@ -286,6 +294,7 @@ class Link:
         writes: Sequence[str] = (),
         server: Server | None = None,
         answer_limit: float | None = None,
+        prepare_threshold: int = _PREPARE_THRESHOLD,
     ) -> None:
         self._url = url
         self.application_name = application_name
@@ -293,6 +302,7 @@ class Link:
         self._writes = writes
         self._server = server or Server()
         self._answer_limit = answer_limit
+        self._prepare_threshold = prepare_threshold
         self._connection: _Session | None = None
         self.opened_at = 0.0
         self.lock = asyncio.Lock()
@@ -323,6 +333,7 @@ class Link:
             settings=self._settings,
             writes=self._writes,
             answer_limit=self._answer_limit or ANSWER_LIMIT,
+            prepare_threshold=self._prepare_threshold,
         )
         self._server.started_at = self._connection.started_at
         self.opened_at = time.monotonic()

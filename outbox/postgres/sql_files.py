@@ -1,7 +1,8 @@
 """The SQL of pillarbox's processes: one statement per file, named after its caller."""
 
 import re
-from functools import cache
+from datetime import datetime
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final, Literal, LiteralString, TypeAlias
 
@@ -34,17 +35,25 @@ def load(package: str, name: str, *, log: Log = "outbox") -> LiteralString:
     return text  # type: ignore[return-value,unused-ignore]
 
 
-@cache
-def load_numbered(package: str, name: str) -> tuple[LiteralString, tuple[str, ...]]:
+@lru_cache(maxsize=64)
+def load_numbered(
+    package: str, name: str, **moments: datetime
+) -> tuple[LiteralString, tuple[str, ...]]:
     """Read a statement for a cursor that takes `$1`, and the parameters' names in turn.
 
     Other cursors of psycopg convert the placeholders, and do so again at each execution
     of a statement of more than 4,096 characters.
+
+    Args:
+        moments: parameters that become part of the text, so that its prepared plan
+            leaves out the partitions that it doesn't read.
     """
     names: dict[str, int] = {}
 
     def number(found: re.Match[str]) -> str:
         name = found[1]
+        if name in moments:
+            return f"'{moments[name].isoformat(' ')}'::timestamptz"
         return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
 
     text = _PLACEHOLDER.sub(number, load(package, name))

@@ -1,4 +1,4 @@
--- Does:  Find a schema that is older or newer than this program, or that differs from what the migrations made.
+-- Does:  Find a schema that is older or newer than this program, or that differs from what the migrations made, and an unfinished index by tenant.
 -- Takes: version (that this program needs), migrate (the command)
 -- Gives: severity, finding, remedy
 -- Index: none; reads the catalog and positions
@@ -15,3 +15,6 @@ WITH schema AS (
         CASE WHEN starts_with(d.difference, 'is owned by ') THEN d.restored_by || ';  -- as a superuser' ELSE %(migrate)s::text END
    FROM schema s CROSS JOIN LATERAL (SELECT * FROM outbox.schema_differences() WHERE s.version IS NOT NULL) AS d
   ORDER BY d.object, d.difference)
+ UNION ALL
+(SELECT 'warning', 'outbox.message_tenant_idx is not finished, so that consumers don''t use it', %(migrate)s || ' --tenants'
+   FROM pg_index i WHERE i.indexrelid = to_regclass('outbox.message_tenant_idx') AND NOT i.indisvalid)

@@ -1,12 +1,12 @@
--- Does:  Count messages that wait after their first claim, by priority, topic and tenant.
--- Takes: entries of the log (ids, moments, lanes, causes, dues: arrays of one length), first and last (moments)
+-- Does:  Count messages that wait after their first claim, by reader, priority, topic and tenant.
+-- Takes: entries of the log (readers, ids, moments, lanes, causes, dues: arrays of one length), first and last (moments)
 -- Gives: as count_uncovered.sql, and waiting (refused, to be tried again), blocked
 -- Index: message_pkey of the partitions from first to last
 WITH deferred AS MATERIALIZED (
-    SELECT e.lane, m.topic, m.tenant, e.cause, e.due_at, greatest(e.created_at, e.due_at) AS waits_since,
+    SELECT e.reader, e.lane, m.topic, m.tenant, e.cause, e.due_at, greatest(e.created_at, e.due_at) AS waits_since,
            e.due_at <= now() AS is_due
-      FROM unnest(%(ids)s::uuid[], %(moments)s::timestamptz[], %(lanes)s::smallint[],
-                  %(causes)s::text[], %(dues)s::timestamptz[]) AS e (id, created_at, lane, cause, due_at)
+      FROM unnest(%(readers)s::text[], %(ids)s::uuid[], %(moments)s::timestamptz[], %(lanes)s::smallint[],
+                  %(causes)s::text[], %(dues)s::timestamptz[]) AS e (reader, id, created_at, lane, cause, due_at)
      CROSS JOIN LATERAL (
            SELECT q.topic, q.tenant
              FROM outbox.message AS q
@@ -14,7 +14,7 @@ WITH deferred AS MATERIALIZED (
             LIMIT 1
            ) AS m
 )
-SELECT (ARRAY['realtime', 'default', 'bulk'])[d.lane / 16 + 1] AS priority, d.topic, d.tenant,
+SELECT d.reader, (ARRAY['realtime', 'default', 'bulk'])[d.lane / 16 + 1] AS priority, d.topic, d.tenant,
        count(*) AS messages,
        count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND d.is_due) AS ready,
        count(*) FILTER (WHERE d.cause NOT IN ('refused', 'postponed', 'blocked') AND NOT d.is_due) AS scheduled,
@@ -23,4 +23,4 @@ SELECT (ARRAY['realtime', 'default', 'bulk'])[d.lane / 16 + 1] AS priority, d.to
        min(d.waits_since) FILTER (WHERE d.is_due) AS oldest,
        count(*) AS estimated
   FROM deferred AS d
- GROUP BY d.lane / 16, d.topic, d.tenant
+ GROUP BY d.reader, d.lane / 16, d.topic, d.tenant

@@ -1,13 +1,10 @@
--- Does:  List the latest entry of the latest run of messages that wait for relays after their first claim, the oldest first, up to a number.
--- Takes: most
--- Gives: id, created_at, lane, cause, due_at
--- Index: none, reads the log but no messages
-SELECT id, created_at, lane, cause, due_at
-  FROM (SELECT DISTINCT ON (e.id, e.created_at, e.reader)
-               e.id, e.created_at, e.lane, e.cause, e.due_at, e.reader
-          FROM outbox.deferral AS e
-         ORDER BY e.id, e.created_at, e.reader, e.run DESC, e.cause = 'settled' DESC, e.entry DESC) AS latest
- WHERE cause <> 'settled'
-   AND EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = latest.reader AND s.ended_at IS NULL)
-   AND latest.reader <> ALL (ARRAY(SELECT r.reader FROM outbox.reader AS r WHERE r.broker = 'direct'))
- LIMIT %(most)s + 1
+-- Does:  List the latest entry of messages of readers that wait after their first claim, up to a number of each reader of those refused, blocked, due, and not due.
+-- Takes: readers, most
+-- Gives: reader, id, created_at, lane, cause, due_at, is_more (whether there are more of this reader)
+-- Index: see outbox.open_deferrals; reads the log but no messages
+SELECT d.reader, d.id, d.created_at, d.lane, d.cause, d.due_at, d.place > %(most)s AS is_more
+  FROM (SELECT e.*, row_number() OVER (PARTITION BY e.reader,
+                                       CASE WHEN e.cause IN ('refused', 'postponed') THEN 'refused' WHEN e.cause = 'blocked' THEN 'blocked'
+                                            WHEN e.due_at <= now() THEN 'due' END) AS place
+          FROM outbox.open_deferrals(%(readers)s::text[], %(most)s + 1) AS e) AS d
+ WHERE d.place <= %(most)s + 1

@@ -1,8 +1,43 @@
--- Does:  List the readers of the outbox, with what each has still to publish.
+-- Does:  List the readers of the outbox, with what each has still to publish or to handle, and what it holds back.
 -- Takes: reader (null: all), most (messages that are counted of each)
--- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created)
+-- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created; if more wait in the log of that day, the oldest of those counted), days (partitions with such messages), bytes (of these, with the positions and the log)
 -- Index: message_lane_idx above the positions; reads the log
-SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, oldest.created_at AS oldest
+WITH last AS MATERIALIZED (
+    SELECT p.* FROM outbox.last_positions() AS p WHERE p.last_seq > p.up_to AND (p.reader = %(reader)s OR %(reader)s::text IS NULL)
+), other AS MATERIALIZED (
+    SELECT w.reader, d.starts_at, count(*) AS messages, min(w.created_at) AS created_at
+      FROM (SELECT m.reader, m.created_at FROM outbox.late_messages() AS m
+             UNION ALL
+            SELECT e.reader, e.created_at FROM outbox.open_deferrals(at_most => %(most)s) AS e) AS w
+      JOIN outbox.partitions('outbox.message') AS d ON w.created_at >= d.starts_at AND w.created_at < d.ends_at
+     GROUP BY w.reader, d.starts_at
+), kept AS MATERIALIZED (
+    -- The oldest message of each lane and day, and those in the log.
+    SELECT p.reader, p.starts_at, m.created_at
+      FROM last AS p
+     CROSS JOIN LATERAL (
+           SELECT q.created_at
+             FROM outbox.message AS q
+            WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+              AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+              AND (q.tenant IS NULL  -- else the log can have it already
+                   OR (SELECT true FROM outbox.deferral AS e WHERE e.id = q.id AND e.created_at = q.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
+              AND EXISTS (SELECT FROM outbox.subscription AS s
+                           WHERE s.reader = p.reader
+                             AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
+            ORDER BY q.seq
+            LIMIT 1
+           ) AS m
+     UNION ALL
+    SELECT o.reader, o.starts_at, o.created_at FROM other AS o
+), size AS MATERIALIZED (
+    SELECT x.starts_at, sum(pg_total_relation_size(x.partition)) AS bytes
+      FROM outbox.partition_policy AS p
+     CROSS JOIN LATERAL outbox.partitions(p.parent_table) AS x
+     WHERE 'outbox.message' IN (p.parent_table, p.follows) AND x.starts_at IN (SELECT k.starts_at FROM kept AS k)
+     GROUP BY x.starts_at
+)
+SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, held.oldest, held.days, held.bytes
   FROM outbox.reader AS r
   JOIN (
        -- What it gets, or got until it was dropped last.
@@ -12,24 +47,28 @@ SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped
         GROUP BY s.reader
        ) AS s USING (reader)
  CROSS JOIN LATERAL (
-       SELECT count(*) AS messages
-         FROM (SELECT FROM outbox.unsettled_message AS m WHERE m.reader = r.reader LIMIT %(most)s) AS m
+       SELECT least(count(*) + (SELECT coalesce(sum(o.messages), 0) FROM other AS o WHERE o.reader = r.reader), %(most)s)::bigint AS messages
+         FROM (SELECT
+                 FROM last AS p
+                CROSS JOIN LATERAL (
+                      SELECT
+                        FROM outbox.message AS q
+                       WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
+                         AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
+                         AND (q.tenant IS NULL  -- else the log can have it already
+                              OR (SELECT true FROM outbox.deferral AS e WHERE e.id = q.id AND e.created_at = q.created_at AND (e.reader = p.reader) IS TRUE LIMIT 1) IS NULL)
+                         AND EXISTS (SELECT FROM outbox.subscription AS s
+                                      WHERE s.reader = p.reader
+                                        AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
+                       LIMIT %(most)s
+                      ) AS m
+                WHERE p.reader = r.reader
+                LIMIT %(most)s) AS m
        ) AS open
  CROSS JOIN LATERAL (
-       SELECT least((SELECT min(m.created_at)
-                       FROM outbox.last_positions() AS p
-                      CROSS JOIN LATERAL (
-                            SELECT q.created_at
-                              FROM outbox.message AS q
-                             WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
-                               AND EXISTS (SELECT FROM outbox.subscription AS s
-                                            WHERE s.reader = p.reader
-                                              AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
-                             ORDER BY q.seq
-                             LIMIT 1
-                            ) AS m
-                      WHERE p.reader = r.reader AND open.messages > 0),
-                    (SELECT min(d.created_at) FROM outbox.deferred_message AS d WHERE d.reader = r.reader)) AS created_at
-       ) AS oldest
+       SELECT min(k.created_at) AS oldest, count(*) AS days, coalesce(sum(z.bytes), 0)::bigint AS bytes
+         FROM (SELECT q.starts_at, min(q.created_at) AS created_at FROM kept AS q WHERE q.reader = r.reader GROUP BY q.starts_at) AS k
+         JOIN size AS z USING (starts_at)
+       ) AS held
  WHERE r.reader = %(reader)s OR %(reader)s::text IS NULL
  ORDER BY s.dropped_at IS NOT NULL, r.created_at, r.reader

@@ -11,23 +11,29 @@ What has ended is settled only if its window still exists: a lost session or lea
 the settlement of another process, begins another one. Then its message is claimed
 again, and handed over when the handler from before has ended.
 
+Messages *ahead* were found by a search for their tenants before a claim has reached
+them. Each gets its entry in the log when it ends, in a settlement of its lane, and so
+do earlier ones of its key in hand if it has to wait. A claim that reaches a message
+that the log has leaves it to the log; the position that covers it counts it.
+
 `tests/models/direct.py` explores the rule for entries over all interleavings.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import Final
 
 from typing_extensions import override
 
+from outbox.bounded_dict import BoundedDict
 from outbox.lane import LANES
 from outbox.log.lane import Advance, Extent
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.takeover import SKEW
 from outbox.log.window import Place, Window
+from relay.handling.held_message import NO_NUMBER, HeldMessage, Keeper
+from relay.handling.settlement import Decided, LaneSettlement, Unsettled
 from relay.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -36,12 +42,8 @@ from relay.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from relay.lanes.keys import WaitingMessage
 from relay.lanes.lane import Lane
 from relay.publisher import Acked, Confirmation
-
-if TYPE_CHECKING:
-    from outbox.message import Message
 
 OPEN: Final = Disposition("open", delay=0)
 """Its handler runs."""
@@ -51,133 +53,8 @@ MOST_AGAIN: Final = 4096 // LANES
 """So many can end behind one before it gets an entry: after a kill, they come again."""
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for handlers, rather than give them entries."""
-_NO_NUMBER: Final = -1
-
-Decided = tuple[ClaimedMessage, Disposition]
-
-
-class Keeper(Protocol):
-    """Who hands messages over, and settles them."""
-
-    def may_begin(self, held: "HeldMessage") -> bool:
-        """Return whether the handler of a message may begin."""
-
-    def end(self, held: "HeldMessage", answer: Confirmation | None) -> None:
-        """Record how the handler of a message has ended."""
-
-
-@dataclass(slots=True, eq=False)
-class HeldMessage:
-    """A message that was handed over, until it is settled.
-
-    Attributes:
-        row: as it was claimed last.
-        window: that of its lane at that time.
-        since: when it was claimed first, as `time.monotonic()`.
-        is_open: its handler has not ended.
-    """
-
-    row: ClaimedMessage
-    lane: "WindowLane"
-    window: Window
-    since: float
-    is_open: bool = True
-
-    @property
-    def message(self) -> "Message":
-        """The message, as far as it could be read."""
-        assert self.row.message is not None
-        return self.row.message
-
-    @property
-    def problem(self) -> str | None:
-        """Why it can't be handled as a message; None if it can."""
-        return self.row.problem
-
-    @property
-    def attempts(self) -> int:
-        """How often it has failed."""
-        return self.row.attempts
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was added."""
-        return self.row.created_at
-
-    @property
-    def leased(self) -> tuple[int, datetime | None]:
-        """Its lane, and when this process took it, by the database's clock."""
-        return self.lane.number, self.lane.leased_at
-
-    @property
-    def place(self) -> Place:
-        """Its place in the window."""
-        return self.row.seq, self.row.created_at
-
-    def opened(self) -> None:
-        """Record that the log says that its handler runs."""
-        row = self.row
-        self.row = row._replace(
-            waiting=WaitingMessage(
-                row.lane,
-                row.seq,
-                row.id,
-                row.created_at,
-                0,
-                row.attempts,
-                _NO_NUMBER,
-                "open",
-                row.key,
-            )
-        )
-
-    def begin(self) -> bool:
-        """Return whether it may be started: its lane has been leased all the time."""
-        return self.lane.keeper.may_begin(self)
-
-    def end(self, answer: Confirmation | None) -> None:
-        """Record its outcome; None: it was not started."""
-        self.lane.keeper.end(self, answer)
-
-
-class LaneSettlement(NamedTuple):
-    """What a lane stores next.
-
-    Attributes:
-        advance: its positions; None if these stay.
-        published: how many new messages were handled.
-        others: messages that get an entry.
-        log: those of them that had none so far.
-        opened: those of them whose handlers run.
-        taken: what of the lane is settled, or kept.
-        kept: what has to wait for handlers.
-    """
-
-    advance: "Advance[WindowLane] | None"
-    published: int
-    others: Sequence[Decided]
-    log: Sequence[Decided]
-    opened: Sequence[HeldMessage]
-    taken: "_Unsettled"
-    kept: "_Unsettled"
-
-
-class _Unsettled(NamedTuple):
-    """What has ended, but isn't stored.
-
-    Attributes:
-        ended: messages that were handled.
-        refused: messages that are handled again later, or were given back.
-        withheld: messages that were not handed over.
-    """
-
-    ended: list[tuple[HeldMessage, Disposition]]
-    refused: list[tuple[HeldMessage, Disposition]]
-    withheld: list[Decided]
-
-    @classmethod
-    def none(cls) -> Self:
-        return cls([], [], [])
+_MOST_TENANTS: Final = 64
+"""Of others, a search reads from the claims on, and leaves what the log has."""
 
 
 class WindowLane(Lane):
@@ -191,6 +68,7 @@ class WindowLane(Lane):
         window: how far it is read, and how far that is stored; None: it must be taken
             over.
         held: its messages in hand, by their identities.
+        found_up_to: a seq of each tenant up to which searches have found its messages.
         log_by: when a settlement waits for handlers no longer, as `time.monotonic()`.
         needs_claim: what must be settled has to wait until late rows are read.
     """
@@ -200,6 +78,7 @@ class WindowLane(Lane):
         "_moves",
         "_to_drain",
         "_unsettled",
+        "found_up_to",
         "held",
         "keeper",
         "log_by",
@@ -228,8 +107,9 @@ class WindowLane(Lane):
         }
         self.held = {}
         self._behind = []
-        self._unsettled = _Unsettled.none()
+        self._unsettled = Unsettled.none()
         self.window: Window | None = None
+        self.found_up_to: BoundedDict[str, int] = BoundedDict(_MOST_TENANTS)
         self.log_by = 0.0
         self.needs_claim = False
         self._moves = False
@@ -257,6 +137,7 @@ class WindowLane(Lane):
             self.window = Window(progress)
         else:
             self.window.read_days(progress)
+            self.found_up_to.clear()
 
     @override
     def move_fence(self, day: Day) -> None:
@@ -264,8 +145,14 @@ class WindowLane(Lane):
 
     @override
     def advance(self, extent: Extent) -> None:
-        if extent.up_to >= 0 or not extent.is_cut:
-            self._claimed((), extent)
+        (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
+        if self.window is not None and (extent.up_to >= 0 or not is_cut):
+            self.window.claimed((), extent.up_to, snapshot, next_xid, is_cut=is_cut)
+
+    @override
+    def put_back(self) -> bool:
+        self.in_flight = False
+        return not (self.held or self.stale)
 
     @override
     def settled(self, after: Progress, at: float) -> None:
@@ -273,8 +160,8 @@ class WindowLane(Lane):
         self.skipped = 0
 
     @property
-    @override
     def is_used(self) -> bool:
+        """Whether some of its messages are in hand."""
         return bool(self.held or self.stale)
 
     @property
@@ -308,6 +195,7 @@ class WindowLane(Lane):
         withheld: Iterable[Decided],
         extent: Extent | None,
         now: float,
+        logged: Collection[Hashable] = (),
     ) -> list[HeldMessage]:
         """Record a claim; return the messages to hand over.
 
@@ -315,6 +203,7 @@ class WindowLane(Lane):
             rows: those that may be handled.
             extent: how far it has read the lane, if it has found messages there.
             now: the time, as `time.monotonic()`.
+            logged: the identities of new ones that the log has, as they were ahead.
         """
         assert self.window is not None
         withheld = [*withheld]
@@ -327,8 +216,14 @@ class WindowLane(Lane):
         if extent is not None:
             new = [row for row in rows if row.waiting is None]
             new += [row for row, _ in withheld if row.waiting is None]
-            self._claimed(map(place_of, new), extent)
-            self._moves = self._moves or not new
+            (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
+            places = map(place_of, new)
+            up_to = extent.up_to
+            self.window.claimed(places, up_to, snapshot, next_xid, is_cut=is_cut)
+            ahead = {row.identity for row in new if self._reach(row, logged)}
+            rows = [row for row in rows if row.identity not in ahead or row.waiting]
+            withheld = [it for it in withheld if it[0].identity not in ahead]
+            self._moves = self._moves or len(ahead) == len(new)
         if self.needs_claim:
             self._to_drain |= self._closed()
         self.needs_claim = False
@@ -343,13 +238,62 @@ class WindowLane(Lane):
                 withheld.append((row, BLOCKED))
                 self._to_drain.add(row.key)
             else:
-                held = HeldMessage(row, self, self.window, now)
-                self.held[row.identity] = held
-                (self._behind if self._is_behind(held) else handed).append(held)
+                handed += self._hold(HeldMessage(row, self, self.window, now))
         if withheld:
             self._wait(now)
             self._unsettled.withheld.extend(withheld)
         return handed
+
+    @property
+    def top(self) -> int | None:
+        """The seq above which no claim has read; None: it can't be searched now."""
+        is_read = not (self.needs_refresh or self.keys.is_partly_read)
+        if not is_read or self.window is None or self.window.read.as_of is not None:
+            return None
+        return max(position.up_to for _, position in self.window.read.days)
+
+    def take_ahead(
+        self, rows: Iterable[ClaimedMessage], floor: int, now: float
+    ) -> list[HeldMessage]:
+        """Record what a search has found; return the messages to hand over.
+
+        Args:
+            rows: those of each tenant in order.
+            floor: a seq below all rows that may still commit.
+        """
+        assert self.window is not None
+        handed: list[HeldMessage] = []
+        for row in rows:
+            if row.message is not None and row.message.tenant is not None:
+                self.found_up_to[row.message.tenant] = min(row.seq, floor)
+            if row.identity in self.held:
+                continue
+            held = HeldMessage(row, self, self.window, now, is_ahead=True)
+            if self.must_wait(row.key):
+                self.held[row.identity] = held
+                self._block(held, now)
+            else:
+                handed += self._hold(held)
+        return handed
+
+    def _hold(self, held: HeldMessage) -> list[HeldMessage]:
+        self.held[held.row.identity] = held
+        if not self._is_behind(held):
+            return [held]
+        self._behind.append(held)
+        return []
+
+    def _reach(self, row: ClaimedMessage, logged: Collection[Hashable]) -> bool:
+        """Record that a claim has read a message; return whether it was ahead."""
+        assert self.window is not None
+        held = self.held.get(row.identity)
+        if row.identity in logged or (held and held.row.waiting is not None):
+            self.window.logged(place_of(row))
+        elif held is not None and held.is_ahead:
+            held.is_ahead = False
+        else:
+            return False
+        return True
 
     def _closed(self) -> set[str | None]:
         """Return the keys of which a message waits that the log doesn't have yet."""
@@ -375,11 +319,6 @@ class WindowLane(Lane):
         self._behind = [it for it in self._behind if it not in following]
         return following
 
-    def _claimed(self, places: Iterable[Place], extent: Extent) -> None:
-        if self.window is not None:
-            (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
-            self.window.claimed(places, extent.up_to, snapshot, next_xid, is_cut=is_cut)
-
     def _wait(self, now: float) -> None:
         """Let what has to be logged wait for handlers, from now on."""
         if not self.must_settle:
@@ -387,16 +326,15 @@ class WindowLane(Lane):
 
     def end(self, held: HeldMessage, answer: Confirmation, now: float) -> None:
         """Record how a handler has ended."""
-        held.is_open = False
         if isinstance(answer, Acked):
+            held.is_open = False
             self._unsettled.ended.append((held, PUBLISHED))
             return
         assert answer.retry_after is not None
         delay = answer.retry_after.total_seconds()
         cause = "refused" if answer.is_attempt else "postponed"
         decided = Disposition(cause, answer.reason, delay, charge=answer.is_attempt)
-        self._wait(now)
-        self._unsettled.refused.append((held, decided))
+        self._refuse(held, decided, now)
 
     def give_back(self, held: HeldMessage, now: float) -> bool:
         """Take a message back that was not started; return whether it can start again.
@@ -407,16 +345,21 @@ class WindowLane(Lane):
         if row.waiting is None and not self.must_wait(row.key):
             return True
         if row.waiting is None:
-            decided = BLOCKED
-            self._to_drain.add(row.key)
-        else:
-            is_known = row.waiting.entry != _NO_NUMBER
-            decided = UNTOUCHED if is_known else UNKNOWN
+            self._block(held, now)
+            return False
+        is_known = row.waiting.entry != NO_NUMBER
+        self._refuse(held, UNTOUCHED if is_known else UNKNOWN, now)
+        return False
+
+    def _block(self, held: HeldMessage, now: float) -> None:
+        self._to_drain.add(held.row.key)
+        self._refuse(held, BLOCKED, now)
+
+    def _refuse(self, held: HeldMessage, decided: Disposition, now: float) -> None:
         held.is_open = False
         self._wait(now)
         # A claim or a settlement may be on its way. Later ones of its key wait so long.
         self._unsettled.refused.append((held, decided))
-        return False
 
     def must_wait(self, key: str | None) -> bool:
         """Return whether the messages of a key that were not started have to wait."""
@@ -428,11 +371,12 @@ class WindowLane(Lane):
         if window is None:
             return None
         ended, refused, withheld = self._unsettled
-        taken = _Unsettled(ended[:], refused[:], withheld[:])
-        decided = [(held.row, it) for held, it in (*taken.ended, *taken.refused)]
+        taken = Unsettled(ended[:], refused[:], withheld[:])
+        told = [*taken.ended, *taken.refused]
+        decided = [(held.row, it) for held, it in told if not held.is_ahead]
         decided += taken.withheld
         for held, _ in taken.ended:
-            if held.row.waiting is None:
+            if held.row.waiting is None and not held.is_ahead:
                 window.ended(held.place)
         others = [one for one in decided if one[0].waiting is not None]
         new = [one for one in decided if one[0].waiting is None]
@@ -443,53 +387,62 @@ class WindowLane(Lane):
         must_wait = bool(before) and now < self.log_by and not is_leaving
         if must_wait:
             log = []
+        ahead = [(held.row, it) for held, it in told if held.is_ahead]
+        ahead = [one for one in ahead if one[1] is PUBLISHED or not must_wait]
         opened = before if log else self._long_open(running, now, all=is_leaving)
-        result = self._pass(log, opened)
-        if result is None and log:
+        all_days = self.must_move or bool(ahead)
+        result = self._pass(log, opened, all_days=all_days)
+        if result is None and (log or ahead):
             # While late rows are read, a position has to pass all that was claimed.
             opened = running
-            result = self._pass(log, opened)
-            must_wait = self.needs_claim = result is None
-        kept = _Unsettled.none()
+            result = self._pass(log, opened, all_days=all_days)
+            self.needs_claim = result is None
+            must_wait = must_wait or result is None
+        kept = Unsettled.none()
         if must_wait:
             kept.refused.extend(it for it in taken.refused if it[0].row.waiting is None)
             kept.withheld.extend(it for it in taken.withheld if it[0].waiting is None)
-        advance = None
+        advance: Advance[WindowLane] | None = None
         if result is None:
-            log, opened = [], []
+            log, ahead, opened = [], [], []
+            kept.ended.extend(it for it in taken.ended if it[0].is_ahead)
         else:
             after, stored, covered = result
-            moments = [row.created_at for row, _ in log]
-            moments += [it.created_at for it in opened]
-            deferred = Counter(filter(None, map(window.read.day_of, moments)))
+            deferred = window.deferred(_places(log, opened))
             advance = Advance(self, after, stored, covered, deferred)
-        others += [*log, *((it.row, OPEN) for it in opened)]
+        earlier = self._earlier(ahead, opened)
+        others += [*log, *ahead, *((it.row, OPEN) for it in (*opened, *earlier))]
         published = sum(it is PUBLISHED for _, it in new)
-        return LaneSettlement(advance, published, others, log, opened, taken, kept)
+        return LaneSettlement(
+            advance, published, others, log, opened, earlier, taken, kept
+        )
 
     def stored(self, settlement: LaneSettlement) -> None:
         """Record that it was stored."""
         taken, kept, opened = settlement.taken, settlement.kept, settlement.opened
         if settlement.advance is not None:
             assert self.window is not None
-            places = [place_of(row) for row, _ in settlement.log]
-            places += [it.place for it in opened]
+            places = _places(settlement.log, opened)
             self.window.settled(settlement.advance.after, places)
+            for held in settlement.earlier:
+                self.window.logged(held.place)
             self._moves = False
         now = self._unsettled
-        self._unsettled = _Unsettled(
-            now.ended[len(taken.ended) :],
+        self._unsettled = Unsettled(
+            [*kept.ended, *now.ended[len(taken.ended) :]],
             [*kept.refused, *now.refused[len(taken.refused) :]],
             [*kept.withheld, *now.withheld[len(taken.withheld) :]],
         )
-        for held in opened:
+        for held in (*opened, *settlement.earlier):
             held.opened()
+        for row, _ in settlement.others:
+            self.keys.logged(row.seq)
         if not self.must_settle:
             for key in self._to_drain:
                 if key is not None:
                     self.keys.drain(key)
             self._to_drain.clear()
-        left = {id(held) for held, _ in kept.refused}
+        left = {id(held) for held, _ in (*kept.ended, *kept.refused)}
         for held, _ in (*taken.ended, *taken.refused):
             if id(held) not in left:
                 self.let_go(held)
@@ -500,16 +453,32 @@ class WindowLane(Lane):
                 self.keys.drain(key)
 
     def _pass(
-        self, log: Sequence[Decided], opened: Sequence[HeldMessage]
+        self, log: Sequence[Decided], opened: Sequence[HeldMessage], *, all_days: bool
     ) -> tuple[Progress, list[Stored], Counter[Day]] | None:
         assert self.window is not None
-        places = [place_of(row) for row, _ in log] + [it.place for it in opened]
-        return self.window.settle(places, all_days=self.must_move)
+        return self.window.settle(_places(log, opened), all_days=all_days)
+
+    def _earlier(
+        self, ahead: Sequence[Decided], opened: Sequence[HeldMessage]
+    ) -> list[HeldMessage]:
+        """Return the messages in hand that precede one ahead of their key that waits.
+
+        Without entries, they would be claimed after it, by who takes the lane over.
+        """
+        last = {row.key: row.seq for row, it in ahead if it is not PUBLISHED}
+        return [
+            it
+            for it in (self.held.values() if last else ())
+            if it.is_open and it.row.waiting is None and it not in opened
+            if it.row.key is not None and it.row.seq < last.get(it.row.key, -1)
+        ]
 
     def _running(self) -> list[HeldMessage]:
         """Return the messages in the window whose handlers have not ended, in order."""
         running = [
-            it for it in self.held.values() if it.is_open and it.row.waiting is None
+            it
+            for it in self.held.values()
+            if it.is_open and it.row.waiting is None and not it.is_ahead
         ]
         return sorted(running, key=attrgetter("place"))
 
@@ -539,3 +508,7 @@ class WindowLane(Lane):
 def place_of(row: ClaimedMessage) -> Place:
     """Return the place of a message in a window."""
     return row.seq, row.created_at
+
+
+def _places(log: Sequence[Decided], opened: Sequence[HeldMessage]) -> list[Place]:
+    return [place_of(row) for row, _ in log] + [it.place for it in opened]

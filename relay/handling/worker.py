@@ -6,7 +6,7 @@ It claims while handlers run, and settles what has ended, of all lanes together;
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,12 +18,15 @@ from outbox.postgres.connection import Link
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
-from relay.handling.window_lane import HeldMessage, LaneSettlement, WindowLane
+from relay.handling.ahead import Searches, find_logged
+from relay.handling.held_message import HeldMessage
+from relay.handling.settlement import settlement_of
+from relay.handling.window_lane import WindowLane
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
-from relay.publisher import Acked, Confirmation, Handling
-from relay.settle import Settlement, store_settlement
+from relay.publisher import Acked, Confirmation, Handling, TenantSearch
+from relay.settle import store_settlement
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""
@@ -57,6 +60,7 @@ class HandlerWorker:
         lanes.make_lane = self._make_lane
         self._handlers = handlers
         self._config = config
+        self._searches = Searches(lanes, config)
         self._in_flight = in_flight
         self._stop = stop
         self._claiming = DatabaseRetry(notify)
@@ -142,37 +146,52 @@ class HandlerWorker:
 
     def _let_go(self, held: HeldMessage) -> None:
         lane = self._last[held.lane.number]
-        if following := lane.let_go(held):
-            self._handlers.hand_over(following)
+        self._hand_over(lane.let_go(held))
         if not lane.is_used:
             self._lanes.leave(lane)
 
     async def _claim_all(self) -> None:
         while True:
             await self._lanes.work()
-            await self._handlers.wants_more()
-            lanes = self._lanes.pick()
+            search = await self._handlers.wants_more(
+                can_search=self._searches.are_possible
+            )
+            lanes = self._lanes.pick() if search is None else self._lanes.pick_all()
             if lanes:
-                await self._claim(lanes)
+                await self._claim(lanes, search)
 
-    async def _claim(self, lanes: Sequence[Lane]) -> None:
+    async def _claim(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
+        windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
+        # What a refresh or a search has found can concern each of them.
+        found = [it for it in windows if search is not None or it.needs_refresh]
         try:
-            await self._read(lanes)
+            await self._read(lanes, search)
         finally:
-            windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
-            self._kept.update(lane for lane in windows if lane.must_settle)
-            self._touched.update(lane for lane in windows if lane.must_move)
+            self._touched.update([lane for lane in found if lane.must_move])
+            # Those with messages that were withheld are kept already.
+            used = [lane for lane in windows if lane.held or lane.needs_claim]
+            self._kept.update([lane for lane in used if lane.must_settle])
             self._lanes.put_back([lane for lane in windows if lane not in self._kept])
             if self._kept or self._touched:
                 self._some.set()
 
-    async def _read(self, lanes: Sequence[Lane]) -> None:
+    async def _read(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
         try:
             async with self._link.use() as connection:
                 self._lanes.opened(self._link.opened_at, lanes)
-                self._take(
-                    await claim_batch(connection, self._lanes, lanes, self._config)
-                )
+                if search is not None:
+                    windows = [it for it in lanes if isinstance(it, WindowLane)]
+                    handed, found = await self._searches.find(
+                        connection, windows, search
+                    )
+                    self._handlers.searched(found)
+                    self._hand_over(handed)
+                else:
+                    batch = await claim_batch(
+                        connection, self._lanes, lanes, self._config
+                    )
+                    reader = self._lanes.reader.name
+                    self._take(batch, await find_logged(connection, reader, batch))
         except DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
@@ -180,16 +199,35 @@ class HandlerWorker:
         else:
             self._claiming.succeeded()
 
-    def _take(self, batch: ClaimedBatch) -> None:
+    def _take(self, batch: ClaimedBatch, logged: Collection[Hashable] = ()) -> None:
         """Hold the messages of a claim, and hand them over."""
-        now, handed = time.monotonic(), []
+        tenants = [
+            row.message.tenant
+            for row in batch.rows
+            if row.message is not None and row.identity not in logged
+        ]
+        self._handlers.claimed(tenants, is_cut=batch.is_cut)
+        now = time.monotonic()
+        handed: list[HeldMessage] = []
+        others = batch.release()
+        batch.lanes = [
+            *batch.lanes,
+            *[it for it in others if isinstance(it, WindowLane) and it.needs_claim],
+        ]
         for part in batch.by_lane():
             (lane,) = part.lanes
             assert isinstance(lane, WindowLane)
             # Otherwise it was lost in the meantime.
             if lane.window is not None and self._lanes.find(lane.number) is lane:
                 extent = part.extents.get(lane.number)
-                handed += lane.take(part.rows, part.withheld, extent, now)
+                handed += lane.take(part.rows, part.withheld, extent, now, logged)
+                if lane.must_settle:
+                    self._kept.add(lane)
+                if lane.must_move:
+                    self._touched.add(lane)
+        self._hand_over(handed)
+
+    def _hand_over(self, handed: Sequence[HeldMessage]) -> None:
         if handed:
             self._handlers.hand_over(handed)
 
@@ -241,7 +279,7 @@ class HandlerWorker:
                 for lane in lanes
                 if (part := lane.settle(began, is_leaving=is_leaving)) is not None
             ]
-            settlement = _settlement_of(parts)
+            settlement = settlement_of(parts)
             due: Mapping[int, datetime] = {}
             if settlement.advances or settlement.others:
                 try:
@@ -258,15 +296,3 @@ class HandlerWorker:
             lane.stored(part)
             if not lane.is_used:
                 self._lanes.leave(lane)
-
-
-def _settlement_of(
-    parts: Sequence[tuple[WindowLane, LaneSettlement]],
-) -> Settlement:
-    return Settlement(
-        [lane for lane, _ in parts],
-        sum(part.published for _, part in parts),
-        [one for _, part in parts for one in part.others],
-        [part.advance for _, part in parts if part.advance is not None],
-        frozenset(),
-    )

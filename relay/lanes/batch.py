@@ -87,12 +87,14 @@ class ClaimedBatch:
         rows: to be published.
         withheld: messages that are not published now, with the reason.
         extents: how far lanes were read whose positions are to be stored.
+        is_cut: whether the claim left messages behind.
     """
 
     lanes: Sequence[Lane]
     rows: list[ClaimedMessage] = field(default_factory=list)
     withheld: list[tuple[ClaimedMessage, Disposition]] = field(default_factory=list)
     extents: dict[int, Extent] = field(default_factory=dict)
+    is_cut: bool = False
 
     def release(self) -> Sequence[Lane]:
         """Keep only the lanes with something to settle; return the others."""

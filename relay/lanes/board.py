@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
 
 from outbox.bounded_dict import BoundedDict
-from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
+from outbox.lane import PRIORITIES, Priority, lanes_of
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
@@ -19,6 +19,8 @@ from relay.lanes.lane import Lane
 
 _WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
 """How many claims each gets in a round while all of them have messages."""
+_MANY: Final = 8
+"""After so many claims with messages, between which it was never idle, it is busy."""
 
 
 class LaneBoard:
@@ -46,6 +48,8 @@ class LaneBoard:
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
         self._has_found = False
+        self._claims = 0
+        """How many claims have found messages since all lanes were idle."""
         self.make_lane: Callable[[int], Lane] = Lane
         self.reader = LogReader(reader)
         self.gets_all = False
@@ -116,6 +120,13 @@ class LaneBoard:
             chosen = waiting[priority][:share]
         else:
             chosen = []
+        return self._picked(chosen)
+
+    def pick_all(self) -> Sequence[Lane]:
+        """Choose all lanes that have more, for a search; it isn't their turn."""
+        return self._picked([it for lanes in self._waiting().values() for it in lanes])
+
+    def _picked(self, chosen: Sequence[Lane]) -> Sequence[Lane]:
         for lane in chosen:
             lane.picked()
         self._lease.use([lane.number for lane in chosen])
@@ -138,14 +149,22 @@ class LaneBoard:
 
     def served(self, lanes: Iterable[Lane]) -> None:
         """Move lanes that a claim has reached to the back of the queue."""
-        for lane in lanes:
-            turns = self._turns[priority_of(lane.number)]
-            turns.remove(lane.number)
-            turns.append(lane.number)
+        numbers = [lane.number for lane in lanes]
+        for turns in self._turns.values():
+            for number in [number for number in numbers if number in turns]:
+                turns.remove(number)
+                turns.append(number)
 
-    def note_claim(self, rows: int) -> None:
-        """Record how many rows a claim found."""
-        self._has_found = self._has_found or rows > 0
+    def note_claim(self, rows: int, *, is_cut: bool) -> None:
+        """Record how many rows a claim found, and whether it left some."""
+        if rows:
+            self._has_found = True
+            self._claims += _MANY if is_cut else 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are more messages than one claim takes, or all the time."""
+        return self._claims >= _MANY
 
     def has_found(self) -> bool:
         """Return whether a claim has found rows since the last call."""
@@ -164,12 +183,11 @@ class LaneBoard:
 
     def put_back(self, lanes: Iterable[Lane]) -> None:
         """Make lanes available again after their batch."""
-        returned = []
-        for lane in lanes:
-            lane.put_back()
-            if self._known.get(lane.number) in {None, lane} and not lane.is_used:
-                returned.append(lane.number)
-        self._lease.leave(returned)
+        unused = [lane for lane in lanes if lane.put_back()]
+        known = self._known
+        self._lease.leave(
+            [it.number for it in unused if known.get(it.number) in {None, it}]
+        )
         self._update_events()
 
     def keep(self, lane: Lane) -> None:
@@ -214,7 +232,9 @@ class LaneBoard:
 
     async def work(self) -> None:
         """Wait until a lane can be picked."""
-        await self._work.wait()
+        # Another worker may have picked it by the time that this one runs.
+        while not self._work.is_set():
+            await self._work.wait()
 
     async def idle(self) -> None:
         """Wait until every lane is idle and none is in flight."""
@@ -249,12 +269,15 @@ class LaneBoard:
         return best
 
     def _update_events(self) -> None:
+        # A comprehension and not generators, since it runs often.
         lanes = self._known.values()
-        if any(not lane.idle and not lane.in_flight for lane in lanes):
+        flying = [it.in_flight for it in lanes if it.in_flight or not it.idle]
+        if False in flying:
             self._work.set()
         else:
             self._work.clear()
-        if any(not lane.idle or lane.in_flight for lane in lanes):
+        if flying:
             self._idle.clear()
         else:
+            self._claims = 0
             self._idle.set()

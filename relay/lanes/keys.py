@@ -183,8 +183,10 @@ class LogOfKey(NamedTuple):
         has_ended: whether a message of the key has stopped waiting.
         seq, due_at, created_at: the lowest values among the waiting messages; None if
             none waits.
-        cut: the last entry that was read of a lane that may have more; then there is
-            no key, and `has_head` says whether the sequence was set back below it.
+        top: the highest seq of the entries that were read of a lane; then there is no
+            key.
+        cut: the last one of these, if the lane may have more; `has_head` says whether
+            the sequence was set back below it.
     """
 
     key: str | None
@@ -194,6 +196,7 @@ class LogOfKey(NamedTuple):
     due_at: datetime | None
     created_at: datetime | None
     lane: int = 0
+    top: int | None = None
     cut: int | None = None
 
 
@@ -210,6 +213,7 @@ class LaneKeys:
         due_up_to: the time and the entry up to which due messages were found.
         since: a time before which no waiting message was created; None if none waits.
         more_is_due: whether the last scan reached its limit.
+        top: the highest seq of a message that the log is known to have.
     """
 
     __slots__ = (
@@ -224,9 +228,11 @@ class LaneKeys:
         "floor",
         "more_is_due",
         "since",
+        "top",
     )
 
     def __init__(self) -> None:
+        self.top = -1
         self.blocked: set[str] = set()
         self.draining: dict[str, int] = {}
         self.due: dict[UUID, WaitingMessage] = {}
@@ -315,6 +321,14 @@ class LaneKeys:
     def found_waiting(self, key: str) -> None:
         """Record that a message of a key waits, although the log is partly read."""
         self._found.add(key)
+
+    def logged(self, seq: int) -> None:
+        """Record that the log has a message."""
+        self.top = max(self.top, seq)
+
+    def has_logged(self, seq: int) -> bool:
+        """Whether the log may have a message that no position covers."""
+        return self.is_partly_read or seq <= self.top
 
     def note_created(self, moment: datetime) -> None:
         """Record that a message created at this time waits."""

@@ -51,11 +51,6 @@ class Lane(LogLane):
         self.leased_at: datetime | None = None
         self.read_at: datetime | None = None
 
-    @property
-    def is_used(self) -> bool:
-        """Whether some of its messages are in hand without a claim."""
-        return False
-
     def doubt(self) -> None:
         """Forget everything: another process, or a crash, may have changed it."""
         self.progress = None
@@ -85,9 +80,10 @@ class Lane(LogLane):
         self.in_flight = True
         self.woken = False
 
-    def put_back(self) -> None:
-        """End the claim."""
+    def put_back(self) -> bool:
+        """End the claim; return whether no messages of the lane are in hand."""
         self.in_flight = False
+        return True
 
     def release(self, message: WaitingMessage) -> None:
         """Make a message claimable again: its last claim had no outcome."""
@@ -102,7 +98,7 @@ class Lane(LogLane):
     def found_empty(self) -> None:
         """Mark the lane as idle until it is woken, unless it was just woken."""
         keys = self.keys
-        self.idle = not (self.woken or keys.has_work or keys.is_partly_read)
+        self.idle = not (self.woken or keys.draining or keys.due or keys.is_partly_read)
 
     def skip(self, messages: int) -> None:
         """Count messages of other topics."""

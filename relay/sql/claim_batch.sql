@@ -3,8 +3,7 @@
 -- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 -- It reads the reader's topics itself: another process can add topics whenever it likes.
--- Every claim plans this again, and planning time grows with the length of the statement. So the
--- expressions needed only for rows that are not loaded come last, and the levels repeat little.
+-- Oldest and newest are literals, so that the prepared plan is for their partitions only.
 SELECT lane, seq, id, created_at,
        -- Of a row that is not loaded, only the beginning of the topic leaves the server.
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,

@@ -79,9 +79,15 @@ def pooled() -> Consumer:
     return _consumer(count_on_connection, pool)
 
 
+def wide() -> Consumer:
+    """Create a counter with more handlers at a time than there are lanes of a class."""
+    return _consumer(count, _sessions(24), max_in_flight=24)
+
+
 def _consumer(handler: Any, connections: Any, **options: Any) -> Consumer:
     source = source_of(os.environ.get("PILLARBOX_BROKER_URL", _database()))
-    consumer = Consumer(source, connections, name=NAME, max_in_flight=8, **options)
+    options = {"max_in_flight": 8, **options}
+    consumer = Consumer(source, connections, name=NAME, **options)
     consumer.handles(TOPIC)(handler)
     return consumer
 
@@ -90,8 +96,8 @@ def _database() -> str:
     return os.environ["PILLARBOX_DATABASE_URL"]
 
 
-def _sessions() -> async_sessionmaker[AsyncSession]:
-    engine = create_async_engine(sqlalchemy_url(_database()), pool_size=8)
+def _sessions(size: int = 8) -> async_sessionmaker[AsyncSession]:
+    engine = create_async_engine(sqlalchemy_url(_database()), pool_size=size)
     return async_sessionmaker(engine)
 
 

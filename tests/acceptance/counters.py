@@ -9,13 +9,14 @@ from outbox.brokers.postgres import PostgresOptions
 from outbox.postgres.advisory_lock import consumer_class, reader_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
-from tests.fixtures.processes import Processes, RunningProcess, command_line
+from tests.fixtures.processes import Processes, RunningProcess, pillarbox_line
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.counter:impatient"
 POOLED = "tests.acceptance.counter:pooled"
+WIDE = "tests.acceptance.counter:wide"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -50,24 +51,25 @@ class Counters(Processes):
         inspection.run(_TABLES)
 
     def start(
-        self, broker: str | None = None, consumer: str = COUNTER
+        self, broker: str | None = None, consumer: str = COUNTER, **variables: str
     ) -> RunningProcess:
         """Start another counter, and return once it has reached database and broker.
 
         Its broker is at the URL `broker`, or is the database.
         """
-        counter = self.start_without_waiting(broker, consumer)
+        counter = self.start_without_waiting(broker, consumer, **variables)
         counter.wait_for_log("ConsumerStarted")
         return counter
 
     def start_without_waiting(
-        self, broker: str | None = None, consumer: str = COUNTER
+        self, broker: str | None = None, consumer: str = COUNTER, **variables: str
     ) -> RunningProcess:
         """Start another counter, without checking that it starts."""
-        environment = {"PGAPPNAME": f"counter-{len(self._started)}"}
+        environment = {**variables, "PGAPPNAME": f"counter-{len(self._started)}"}
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
-        line = command_line("pillarbox", "consume", consumer, "--log-level=debug")
+        words = ("consume", consumer, "--log-level=debug")
+        line = pillarbox_line(variables, *words)
         return self.begin(line, **environment)
 
     def count(self) -> int:

@@ -48,6 +48,11 @@ class Inspection:
         if self._connection is not None:
             self._connection.close()
 
+    def reconnect(self) -> None:
+        """Discard the connection, which may lead to another server."""
+        if self._connection is not None:
+            self._connection.close()
+
     def rows(self, query: str, *parameters: object) -> list[Any]:
         """Run a query and return its rows."""
         if self._connection is None or self._connection.closed:

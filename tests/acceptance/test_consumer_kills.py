@@ -5,11 +5,16 @@ import random
 import psycopg
 import pytest
 
+from outbox.lane import bucket_of
+from pillarbox import Message, uuid7
+from relay.handling.window_lane import MOST_AGAIN
 from tests.acceptance.brokers import Broker, plainly
-from tests.acceptance.counters import COUNTER, POOLED, Counters
+from tests.acceptance.counter import TOPIC
+from tests.acceptance.counters import COUNTER, POOLED, WIDE, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
+from tests.fixtures.relay import insert
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = pytest.mark.fault
@@ -26,6 +31,20 @@ LET_GO_TWICE = f"""
     SELECT (lane + shift) % 16, {_COLUMNS}
       FROM held_back, (VALUES (0), (8)) AS twice (shift)
      ORDER BY seq + 20 * ((hashtext(key) & 1) # (shift / 8))
+"""
+HOLD_SLOW = """
+    CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(1);
+        RETURN NEW;
+    END
+    $$;
+    CREATE TRIGGER hold BEFORE INSERT ON counted FOR EACH ROW
+    WHEN (NEW.key LIKE 'slow%') EXECUTE FUNCTION hold();
+"""
+ADD_QUICK = f"""
+    SELECT outbox.add('{TOPIC}', to_jsonb(n), key => 'quick ' || n)
+      FROM generate_series(1, {{count}}) AS n
 """
 
 
@@ -82,3 +101,31 @@ def test_concurrent_duplicates_are_handled_once(
     assert all(counters.count_of(counter.pid) for counter in both)
     assert sum(counters.logged("DuplicateSkipped")) == writer.added
     assert counters.numbers() == writer.numbers()
+
+
+@pytest.mark.parametrize("kind", ["direct"])
+@pytest.mark.timeout(900)
+def test_a_kill_brings_a_bounded_number_of_handled_messages_again(
+    kind: str,
+    broker: Broker,
+    counters: Counters,
+    inspection: Inspection,
+    full: bool,
+) -> None:
+    """In each lane, the first message is handled for long."""
+    count = 20_000 if full else 2_000
+    inspection.run(HOLD_SLOW)
+    keys = {bucket_of(key, uuid7()): key for key in map("slow {}".format, range(500))}
+    slow = [Message(TOPIC, b"0", key=key) for key in keys.values()]
+    killed = counters.start(broker.url, WIDE)
+    with psycopg.connect(inspection.url) as gate:
+        gate.execute("SELECT pg_advisory_lock(1)")
+        insert(inspection.url, *slow)
+        inspection.run(ADD_QUICK.format(count=count))
+        counters.wait_for_count(count)
+        killed.kill()
+    other = counters.start(broker.url, WIDE)
+    wait_until_none("messages wait", broker.waiting)
+    assert counters.count() == count + len(slow)
+    assert other.log().count("DuplicateSkipped") <= len(slow) * MOST_AGAIN
+    assert count > len(slow) * MOST_AGAIN == 16 * MOST_AGAIN

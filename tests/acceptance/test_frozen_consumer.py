@@ -1,21 +1,29 @@
 """A consumer that is frozen until another one gets its messages."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import psycopg
 import pytest
 
+from pillarbox import Message
 from tests.acceptance.brokers import Broker, as_variant
+from tests.acceptance.counter import TOPIC
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
+from tests.fixtures.relay import insert
 from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 
 # RabbitMQ's lease is the connection, which ends after two missed heartbeats.
 OPTIONS: Final = {"rabbitmq": "&heartbeat=2"}
+SETTLING: Final = (
+    "SELECT count(*) FROM pg_locks"
+    " WHERE relation = 'outbox.position'::regclass AND NOT granted"
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +68,42 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
     counters.wait_for_count(writer.added)
     wait_until_none("deliveries wait", broker.waiting)
     counters.expect_each_once(writer.numbers(), ordered=broker.ordered)
+
+
+@pytest.mark.parametrize("kind", ["direct"])
+@pytest.mark.parametrize("logs", [False, True], ids=["a statement", "a transaction"])
+def test_of_two_processes_that_settle_the_same_messages_only_one_does(
+    kind: str,
+    logs: bool,
+    broker: Broker,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+) -> None:
+    def are_settling(processes: int) -> bool:
+        return inspection.rows(SETTLING) == [(processes,)]
+
+    url = f"{broker.url}&lease=2s"
+    frozen = counters.start(url)
+    with psycopg.connect(inspection.url) as gate:
+        gate.execute("LOCK TABLE outbox.position IN EXCLUSIVE MODE")
+        if logs:
+            soon = datetime.now(UTC) + timedelta(seconds=1)
+            later = Message(TOPIC, b"0", key="later", available_at=soon)
+            insert(inspection.url, later)
+        writer.add(100)
+        counters.wait_for_count(writer.added)
+        wait_for("it settles", lambda: are_settling(1))
+        frozen.freeze()
+        other = counters.start(url)
+        other.wait_for_log("DuplicateSkipped", times=writer.added)
+        wait_for("both settle", lambda: are_settling(2))
+    # The frozen one's statement comes first, but no one ends its transaction.
+    wait_until_none("messages wait", broker.waiting)
+    for process in (other, frozen):
+        process.thaw()
+        writer.add(50)
+        counters.wait_for_count(writer.added + logs)
+    wait_until_none("messages wait", broker.waiting)
+    counters.expect_each_once(writer.numbers() | ({"later": [0]} if logs else {}))
+    assert all(counter.is_running() for counter in counters)

@@ -20,6 +20,9 @@ from outbox.errors import BrokerUnavailableError
 from pillarbox import Message, uuid7
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
+from tests.acceptance.brokers import outbox
+from tests.acceptance.counters import IMPATIENT, Counters
+from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
@@ -35,7 +38,7 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.switchover import HOW, Pair, pair
 from tests.fixtures.urls import with_options
-from tests.fixtures.waiting import answer_after, wait_for
+from tests.fixtures.waiting import answer_after, wait_for, wait_until_none
 
 __all__ = ["pair"]
 
@@ -194,3 +197,31 @@ class TestSwitchoversWithMessagesInFlight:
             slow_sink.wait_for_count(writer.added)
             wait_for("settled", lambda: not unsettled(pair.url))
         assert slow_sink.numbers() == writer.numbers()
+
+    # A statement of a handler that has begun waits for ever on a server that hangs.
+    @pytest.mark.parametrize("pair", ["read-only"], indirect=True)
+    def test_consumers_of_the_outbox_handle_each_message_once_and_in_order(
+        self,
+        pair: Pair,
+        counters: Counters,
+        writer: Writer,
+        inspection: Inspection,
+        full: bool,
+    ) -> None:
+        broker = outbox(pair.url)
+        url = with_options(broker.url, lease=LEASE)
+        for _ in range(2):
+            counters.start(url, IMPATIENT, INTERVALS="answer=3")
+        for number in range(10 if full else 1):
+            if number:
+                pair.add_standby()
+            before = counters.count()
+            writer.add(400)
+            counters.wait_for_count(before + 1)
+            pair.switch()
+            for client in (writer, inspection):
+                client.reconnect()
+            writer.add(200)
+            counters.wait_for_count(writer.added)
+            wait_until_none("messages wait", broker.waiting)
+        counters.expect_each_once(writer.numbers())

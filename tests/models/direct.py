@@ -11,6 +11,14 @@ the transaction that stores the position beyond it. The deliveries before it who
 handlers run get entries that they are open, in the same transaction. So no entry has to
 wait for a handler, but some wait for a claim: while late rows are read, a position can
 need a third part. None is above the position, as for relays.
+
+Rows can be found ahead of the claims, those of a tenant in order (key j is another
+tenant's). In the lane all rows of the tenant before them were claimed, or are found
+first: a lane with a row that committed late isn't searched, and a search goes on where
+the last one ended, but not above the floor of a transaction that was open then. What
+became of them is stored in a settlement, though no position covers them; if one has to
+wait, those in hand before it, of its key, get entries, too. Claims leave to the log
+what it has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +36,7 @@ from tests.models.log import (
     DAYS,
     DUE,
     DUE_LATER,
+    ENDED,
     REFUSED,
     REPLAYED,
     SCHEDULED,
@@ -43,6 +52,7 @@ from tests.models.log import (
 from tests.models.window import OPENED
 
 _KEEPS_KEY: Final = {REFUSED, BLOCKED, DUE, OPENED}
+_WAITS: Final = {OPENED: BLOCKED, REFUSED: REFUSED}
 _READY: Final = {BLOCKED, DUE, DUE_LATER, REPLAYED, OPENED}
 _MOST_HELD: Final = 3
 
@@ -52,6 +62,11 @@ class Consumer(NamedTuple):
 
     Attributes:
         entries: what it remembers of the log, once it can lose the lane unnoticed.
+        ahead: the ids of the rows ahead that it has found, and what became of them.
+        logged: the places in the window that the log has, and no position covers.
+        found_up_to: a seq of each tenant up to which searches have found its rows.
+        notes: for the floors of searches.
+        drawn: the last seq that it knows to be drawn.
     """
 
     read: Progress
@@ -63,6 +78,11 @@ class Consumer(NamedTuple):
     last: Any = None
     has_lease: bool = True
     entries: tuple[tuple[int, str], ...] = ()
+    ahead: tuple[tuple[int, str], ...] = ()
+    logged: frozenset[Place] = frozenset()
+    found_up_to: tuple[tuple[bool, int], ...] = ()
+    notes: Floors = Floors()
+    drawn: int = -1
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,12 @@ class DirectModel(LogModel):
         logs_above: entries are inserted whatever the stored position covers.
         reads_log: a key waits for what the log has of it.
         has_fence: a settlement is refused if another one came first.
+        spares_late: a lane with a row that committed late isn't searched.
+        has_floors_ahead: a search goes on below what transactions can add that were
+            open at the last one.
+        waits_ahead: the rows of a key wait if one ahead of the claims has failed.
+        logs_earlier: those in hand get entries before one of their key that waits.
+        asks_log: a claim hands nothing over that the log has.
     """
 
     window: type[Window] = Window
@@ -84,6 +110,11 @@ class DirectModel(LogModel):
     logs_above: bool = False
     reads_log: bool = True
     has_fence: bool = True
+    spares_late: bool = True
+    has_floors_ahead: bool = True
+    waits_ahead: bool = True
+    logs_earlier: bool = True
+    asks_log: bool = True
 
     @override
     def read(self, state: State) -> Iterator[tuple[str, State]]:
@@ -103,8 +134,12 @@ class DirectModel(LogModel):
     ) -> Iterator[tuple[str, State]]:
         if len(consumer.held) < _MOST_HELD:
             yield from self.hold(state, number, consumer)
+        if state.budget.ahead and consumer.read.as_of is None:
+            yield from self.search(state, number, consumer)
         yield from self.handle(state, number, consumer)
+        yield from self.handle_ahead(state, number, consumer)
         yield from self.store(state, number, consumer)
+        yield from self.store_ahead(state, number, consumer)
 
     def hold(
         self, state: State, number: int, consumer: Consumer
@@ -126,11 +161,157 @@ class DirectModel(LogModel):
             window.read.as_of,
         ):
             return
+        ahead, failed = dict(consumer.ahead), consumer.failed
+        for row in found:
+            became = ahead.pop(row.id, None)
+            if row.id in database.logged and self.asks_log:
+                window.logged(_place_of(row))
+            elif became == ENDED:
+                window.ended(_place_of(row))
+            elif became == REFUSED:
+                failed |= {row.seq}
+        consumer = consumer._replace(failed=failed, ahead=_sorted(ahead))
+        if self.budget.ahead:
+            consumer = consumer._replace(drawn=database.next_seq - 1)
         seen = max(position.up_to for _, position in window.read.days)
         floors = consumer.floors.note(database.next_xid, seen)
         floors = forget_floors(Owner(window.read, floors)).floors
         after = _freeze(window, consumer)._replace(floors=floors)
         yield f"claims {[row.id for row in found]}", _with(state, number, after)
+
+    def search(
+        self, state: State, number: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
+        """Find a row that no claim has read, and none of its key before it."""
+        database, days = state.database, dict(consumer.read.days)
+        top = max(position.up_to for position in days.values())
+        rows = sorted(row for row in database.rows if row.is_committed)
+        if self.spares_late and any(
+            row.seq <= top and not days[DAYS[row.day]].covers(row.seq, row.xid)
+            for row in rows
+        ):
+            return
+        xmin = self.take_snapshot(database).xmin
+        notes = consumer.notes.note(database.next_xid, consumer.drawn)
+        floor = notes.of(xmin) if self.has_floors_ahead else database.next_seq
+        notes = notes.forget(xmin)
+        for tenant in (False, True):
+            up_to = max(top, dict(consumer.found_up_to).get(tenant, -1))
+            own = [row for row in rows if (row.key == "j") == tenant]
+            for row in sorted(own, key=lambda row: row.seq):
+                is_known = row.id in dict(consumer.ahead) or row.id in database.logged
+                if row.seq <= up_to or is_known or row.is_scheduled:
+                    continue
+                reached = {**dict(consumer.found_up_to), tenant: min(row.seq, floor)}
+                new = consumer._replace(
+                    ahead=_sorted({**dict(consumer.ahead), row.id: OPENED}),
+                    found_up_to=_sorted(reached),
+                    notes=notes,
+                    drawn=database.next_seq - 1,
+                )
+                budget = state.budget._replace(ahead=state.budget.ahead - 1)
+                spent = state._replace(budget=budget)
+                yield f"finds row {row.id} ahead", _with(spent, number, new)
+                break
+
+    def handle_ahead(
+        self, state: State, number: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
+        """Let a handler end, of a row ahead whose key has no earlier one before it."""
+        database, log = state.database, self.log_of(state, consumer)
+        rows, ahead = {row.id: row for row in database.rows}, dict(consumer.ahead)
+        before = [*_held(database, consumer)]
+        before += [rows[id] for id, why in log.items() if why in _KEEPS_KEY]
+        keeps = {OPENED, REFUSED} if self.waits_ahead else {OPENED}
+        before += [rows[id] for id, became in ahead.items() if became in keeps]
+        for id in [id for id, became in ahead.items() if became == OPENED]:
+            row = rows[id]
+            if row.key != "-" and any(
+                other.key == row.key and other.seq < row.seq for other in before
+            ):
+                continue
+            ended = consumer._replace(ahead=_sorted({**ahead, id: ENDED}))
+            handled = self.accept(state, [id])
+            yield f"handles row {id} ahead", _with(handled, number, ended)
+            if state.budget.refusals:
+                budget = state.budget._replace(refusals=state.budget.refusals - 1)
+                failed = _sorted({**ahead, id: REFUSED})
+                yield (
+                    f"fails with row {id} ahead",
+                    _with(
+                        state._replace(budget=budget),
+                        number,
+                        consumer._replace(ahead=failed),
+                    ),
+                )
+
+    def store_ahead(
+        self, state: State, number: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
+        """Store what became of a row ahead, or that it waits for one of its key."""
+        database, log = state.database, self.log_of(state, consumer)
+        rows, ahead = {row.id: row for row in database.rows}, dict(consumer.ahead)
+        held = _held(database, consumer)
+        waits = {rows[id].key for id, why in log.items() if why in _KEEPS_KEY} - {"-"}
+        for id, became in ahead.items():
+            row = rows[id]
+            refused = [rows[i].seq for i, why in ahead.items() if why == REFUSED]
+            refused += [it.seq for it in held if it.seq in consumer.failed]
+            of_key = [it for it in rows.values() if it.key == row.key != "-"]
+            if became == OPENED and not (
+                row.key in waits
+                or any(it.seq in refused and it.seq < row.seq for it in of_key)
+            ):
+                continue
+            earlier = []
+            if became != ENDED:
+                earlier = [it for it in held if it in of_key and it.seq < row.seq]
+                if any(it.seq in refused for it in earlier):
+                    continue  # These get their entries first, or at the same time.
+                earlier += [
+                    it
+                    for it in of_key
+                    if it.seq < row.seq and ahead.get(it.id) in {OPENED, REFUSED}
+                ]
+            entries = {} if became == ENDED else {id: _WAITS[became]}
+            if self.logs_earlier:
+                entries |= {
+                    it.id: REFUSED if ahead.get(it.id) == REFUSED else OPENED
+                    for it in earlier
+                }
+            yield from self.store_entries(state, number, consumer, id, entries)
+
+    def store_entries(
+        self,
+        state: State,
+        number: int,
+        consumer: Consumer,
+        id: int,
+        entries: dict[int, str],
+    ) -> Iterator[tuple[str, State]]:
+        database, window = state.database, self.thaw(consumer)
+        rows = {row.id: row for row in database.rows}
+        result = window.settle(all_days=True)
+        if result is None:
+            return  # More of the late rows must be read first.
+        after, positions, _ = result
+        name = f"stores of row {id} ahead {entries}"
+        if any((row.day, row.number) in database.numbers for row in positions):
+            yield "is refused", _with(state, number, None)
+            return
+        window.settled(after)
+        stored = store_positions(database, positions, keep=self.budget.losses > 0)
+        told = {id, *entries}
+        for other in told:
+            window.logged(_place_of(rows[other]))
+        stored = stored._replace(
+            entries=_sorted({**dict(stored.entries), **entries}),
+            logged=stored.logged | told,
+        )
+        ahead = {i: why for i, why in consumer.ahead if i not in told}
+        new = _freeze(window, consumer._replace(ahead=_sorted(ahead)))
+        new = new._replace(entries=self.remember(stored.entries))
+        yield name, _with(state._replace(database=stored), number, new)
 
     def handle(
         self, state: State, number: int, consumer: Consumer
@@ -331,6 +512,7 @@ class DirectModel(LogModel):
         window.read = consumer.read
         window._held = dict(consumer.held)
         window._ended = dict(consumer.ended)
+        window._logged = set(consumer.logged)
         window._last = consumer.last
         return window
 
@@ -338,6 +520,10 @@ class DirectModel(LogModel):
 def _changed(entries: dict[int, str], id: int, entry: str | None) -> dict[int, str]:
     left = {other: why for other, why in entries.items() if other != id}
     return left if entry is None else {**left, id: entry}
+
+
+def _sorted(known: dict[Any, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(known.items()))
 
 
 def _held(database: Database, consumer: Consumer) -> list[Row]:
@@ -355,6 +541,7 @@ def _freeze(window: Window, consumer: Consumer) -> Consumer:
         stored=window.stored,
         held=tuple(sorted(window._held.items())),
         ended=tuple(sorted(window._ended.items())),
+        logged=frozenset(window._logged),
         last=window._last,
     )
 

@@ -28,8 +28,10 @@ from outbox.log.view import ReadView
 from outbox.log.window import Window
 from outbox.message import Message
 from relay.config import RelayConfig
-from relay.handling.window_lane import HeldMessage, LaneSettlement, WindowLane
-from relay.handling.worker import HandlerWorker, _settlement_of
+from relay.handling.held_message import HeldMessage
+from relay.handling.settlement import LaneSettlement, settlement_of
+from relay.handling.window_lane import WindowLane
+from relay.handling.worker import HandlerWorker
 from relay.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -698,7 +700,7 @@ def _covers(state: State, seq: int) -> bool:
 
 
 def _settlement(lane: WindowLane, part: LaneSettlement) -> Settlement:
-    return _settlement_of([(lane, part)])
+    return settlement_of([(lane, part)])
 
 
 def _written(lane: WindowLane, part: LaneSettlement) -> Written:

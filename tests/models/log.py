@@ -92,6 +92,8 @@ class Database(NamedTuple):
     numbers: frozenset[tuple[Day, int]] = frozenset()
     entries: tuple[tuple[int, str], ...] = ()
     """The open entries by the ids of their rows."""
+    logged: frozenset[int] = frozenset()
+    """Rows that got an entry when no position covered them."""
     base: int | None = -1
     """None: a dump was restored, and nothing has been migrated."""
     dropped: frozenset[Day] = frozenset()
@@ -156,6 +158,8 @@ class Budget(NamedTuple):
     """How often the reader is dropped and returns."""
     opened: int = 0
     """How often a consumer holds a delivery for so long that it gets an entry."""
+    ahead: int = 0
+    """How many rows a consumer finds before its claims reach them."""
 
 
 class State(NamedTuple):
@@ -977,7 +981,7 @@ class LogModel:
                 if (
                     row.id in state.published
                     and row.id not in entries
-                    and (is_covered(database, row))
+                    and (is_covered(database, row) or row.id in database.logged)
                 ):
                     replayed = {**entries, row.id: REPLAYED}
                     yield (
@@ -1114,7 +1118,10 @@ class LogModel:
             is_done, entry = is_covered(database, row), entries.get(row.id)
             if is_done and entry is None and row.id not in state.published:
                 raise BrokenPromiseError(f"row {row.id} was passed by")
-            if entry is not None and not is_done and entry != REPLAYED:
+            is_ahead = row.id in database.logged
+            if is_ahead and entry is None and row.id not in state.published:
+                raise BrokenPromiseError(f"row {row.id} was ended, and not handled")
+            if entry not in {None, REPLAYED} and not (is_done or is_ahead):
                 raise BrokenPromiseError(f"row {row.id} is {entry}, and not covered")
         if early := (state.exempt & state.published) - state.replayed:
             raise BrokenPromiseError(f"rows {sorted(early)} are not the reader's")

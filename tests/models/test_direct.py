@@ -27,11 +27,30 @@ SMALL = {
     "midnight, a scheduled row and a kill": DirectModel(
         ["xS.", "k."], Budget(kills=1, midnights=1), days=2
     ),
+    "rows found ahead, and a late one": DirectModel(["k.", "-."], Budget(ahead=2)),
+    "failures of rows found ahead and in order": DirectModel(
+        ["-kk."], Budget(refusals=2, ahead=2)
+    ),
+    "a row found ahead, a replay and a kill": DirectModel(
+        ["jk."], Budget(kills=1, replays=1, ahead=1)
+    ),
+    "rows found ahead, a failure and a kill": DirectModel(
+        ["jkk."], Budget(kills=1, refusals=1, ahead=2)
+    ),
     "a replay and a lost lane": DirectModel(
         ["kS."], Budget(losses=1, replays=1), most=2
     ),
 }
 LARGE = {
+    "rows found ahead, a replay, a late one and a kill": DirectModel(
+        ["jk.", "k."], Budget(kills=1, replays=1, ahead=1)
+    ),
+    "rows found ahead, a late one of their key and a kill": DirectModel(
+        ["k.", "-.|k."], Budget(kills=1, ahead=2)
+    ),
+    "more rows found ahead, a failure and a kill": DirectModel(
+        ["jkkk."], Budget(kills=1, refusals=1, ahead=3)
+    ),
     "everything but a lost lane": DirectModel(
         ["xk.", "kS."], Budget(kills=1, refusals=1, replays=1), most=2
     ),
@@ -40,6 +59,12 @@ LARGE = {
     ),
     "a failure and a lost lane": DirectModel(
         ["kk.", "k."], Budget(losses=1, refusals=1), most=2
+    ),
+    "rows found ahead, a failure and a lost lane": DirectModel(
+        ["k.", "-k."], Budget(losses=1, refusals=1, ahead=1)
+    ),
+    "rows found ahead, late ones, midnight and a kill": DirectModel(
+        ["xk.", "-k."], Budget(kills=1, midnights=1, ahead=2), days=2
     ),
     "late rows, cut, a scheduled one, a delivery that stays open": DirectModel(
         ["x-S.", "--."], Budget(kills=1, opened=1)
@@ -58,6 +83,19 @@ BROKEN = {
     ),
     "lets an entry wait for a handler": DirectModel(["kS."], most=2, opens=False),
     "does not read the log": DirectModel(["kk.", "k."], FAILURE, 2, reads_log=False),
+    "searches a lane with a late row": DirectModel(
+        ["k.", "-.|k."], Budget(ahead=1), spares_late=False
+    ),
+    "searches beyond a row that may commit": DirectModel(
+        ["k.", "-.|k."], Budget(ahead=2), has_floors_ahead=False
+    ),
+    "goes on with a key after a failure ahead": DirectModel(
+        ["-kk."], Budget(refusals=1, ahead=2), waits_ahead=False
+    ),
+    "logs a row ahead without those of its key in hand": DirectModel(
+        ["jkkk."], Budget(refusals=1, ahead=3, kills=1), logs_earlier=False
+    ),
+    "claims what the log has": DirectModel(["-k."], Budget(ahead=1), asks_log=False),
     "no fence": DirectModel(["kS."], Budget(losses=1), 2, has_fence=False),
 }
 

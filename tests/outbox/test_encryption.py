@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 import pillarbox
@@ -14,20 +14,24 @@ from examples.sealed.aes_gcm import AesGcm
 from inbox.errors import DeadLetter
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox.errors import InvalidMessageError
+from inbox.webhook import WebhookFailed
+from outbox.errors import ConfigError, InvalidMessageError
 from outbox.limits import Limits
 from outbox.payload.payload_codec import CODEC_HEADER, decoded, encoded
 from outbox.payload.schema_registry import SchemaRegistry
 from outbox.postgres.connection import sqlalchemy_url
+from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, idempotent
 from relay.events import BatchSettled
 from relay.events import MessageDeadLettered as RelayDeadLettered
+from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.dead_letters import give_up, retry, states
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import running
+from tests.fixtures.relay import make_due, running
 from tests.fixtures.sessions import execute
+from tests.fixtures.webhook import OPTIONS, hook_app, served
 
 SECRET = b"the patient's name"
 KEYS = {"new": AESGCM.generate_key(256)}
@@ -175,6 +179,56 @@ async def test_a_dead_letter_can_be_retried_once_the_key_is_available(
     assert clinic.read == [(SECRET, "text/plain")]
     ((status, _, _),) = states(database_url, "inbox")
     assert status == "SUCCEEDED"
+
+
+async def test_a_guard_without_a_codec_hands_no_encoded_payload_to_its_handler(
+    database_url: str,
+) -> None:
+    clinic = Clinic([])
+    guarded = idempotent(consumer="clinic")(clinic)
+    guarded_async = idempotent(consumer="clinic")(read_nothing)
+    stored = encoded(message(), codec)
+    needed = pytest.raises(
+        ConfigError, match=f"{stored.id}: .* codec 'aes-gcm', .* pass"
+    )
+
+    with sessions_of(database_url) as sessions, needed, sessions.begin() as session:
+        guarded(session, stored)
+    async with async_sessions_of(database_url) as async_sessions:
+        with needed:
+            async with async_sessions.begin() as async_session:
+                await guarded_async(async_session, stored)
+
+    assert clinic.read == []
+    assert execute(database_url, "SELECT 1 FROM inbox.receipt") == []
+
+
+async def read_nothing(_: AsyncSession, message: Message) -> None:
+    raise AssertionError(message)
+
+
+async def test_a_webhook_lets_encoded_messages_wait_until_the_relay_decodes_them(
+    inbox_url: str,
+    inbox_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    add(inbox_url, message())
+    events = RecordedEvents()
+    clinic: list[bytes] = []
+
+    async def handle(_: AsyncSession, message: Message) -> None:
+        clinic.append(message.payload)
+
+    async with served(hook_app(handle, inbox_sessions, events)) as hook:
+        publisher = HttpPublisher.from_url(f"{hook}/{OPTIONS}")
+        async with running(inbox_url, publisher):
+            failed, *_ = await events.wait_for(WebhookFailed)
+        assert (failed.status, clinic) == (425, [])
+        assert "let the relay decode it, pillarbox relay --codec" in failed.reason
+        make_due(inbox_url)
+        publisher = HttpPublisher.from_url(f"{hook}/{OPTIONS}")
+        async with running(inbox_url, publisher, codec=codec):
+            await events.wait_for(MessageHandled)
+    assert clinic == [SECRET]
 
 
 async def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:

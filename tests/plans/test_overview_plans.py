@@ -294,6 +294,45 @@ def test_a_large_backlog_is_counted_up_to_a_limit_and_not_read(
     )
 
 
+def test_messages_that_wait_in_the_log_are_counted_up_to_a_limit(
+    server: PostgresServer, template: Template, today: datetime
+) -> None:
+    scheduled, most = 30_000, 4 * Scope().per_lane
+    with new_database(server, "pillarbox_log_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            for topic, count in (("scheduled", scheduled), ("refused", 1)):
+                values = {"begin": today, "count": count, "topic": topic}
+                connection.execute(ADD, values)
+        defer(url, "scheduled", "topic = 'scheduled'")
+        # Behind all others.
+        defer(url, "refused", "topic = 'refused'", attempts=1)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ANALYZE outbox.deferral")  # as autovacuum does
+        with plans_of(url) as (connection, plans):
+            scope = Scope(parts=["backlogs", "blocked"], patience=PATIENCE)
+            overview = read_overview(connection, scope)
+            (reader,) = list_readers(connection)
+            connection.execute("SELECT")
+
+    assert overview.outbox is not None
+    assert overview.missing == ()
+    counted = overview.outbox
+    assert (counted.is_complete, counted.scheduled, counted.refused) == (
+        False,
+        most + 1,
+        1,
+    )
+    assert [it.topic for it in overview.blocked[0].oldest] == ["refused"]
+    assert (reader.messages, reader.days) == (MOST_COUNTED, 1)
+    scans = scans_of(plans)
+    assert from_end_to_end(scans) == set()
+    # Of each entry whether it is settled or followed by another one; twice, since the
+    # list of readers counts more of them.
+    assert 0 < rows_of(scans, "deferral") <= 3 * (most + MOST_COUNTED)
+    assert rows_of(scans, "message") <= most + 48 * 4
+
+
 def test_the_doctor_compares_the_oldest_dead_letters_with_the_receipts(
     server: PostgresServer, template: Template, today: datetime
 ) -> None:

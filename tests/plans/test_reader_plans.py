@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 import psycopg
 import pytest
 
+from outbox.administration.readers import list_readers
+from outbox.observability.measures.reading import Scope
+from outbox.observability.overview import read_overview
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
@@ -112,7 +115,8 @@ def url(
             connection.execute("SELECT nextval('outbox.message_seq')")
             connection.execute(DROP_MAIN)
             connection.execute(READERS, {"readers": case.readers})
-            for number, day in enumerate(days):
+            # The oldest first, as they were added.
+            for number, day in reversed([*enumerate(days)]):
                 rows = SMALL if number else LARGE
                 connection.execute(ADD, {"begin": day, "rows": rows})
             connection.execute(SETTLE)
@@ -127,13 +131,19 @@ def cost(url: str, query: str, *values: object) -> Cost:
     with psycopg.connect(url) as connection:
         connection.execute("SET jit = off")
         ((found,),) = connection.execute(query.encode(), values).fetchall()
-        read = [
-            connection.execute(READ, (table,)).fetchone()
-            for table in ("outbox.message", "outbox.position")
-        ]
+        read = read_so_far(connection)
         connection.rollback()
+    return read._replace(found=found)
+
+
+def read_so_far(connection: psycopg.Connection) -> Cost:
+    """Return what this transaction has read."""
+    read = [
+        connection.execute(READ, (table,)).fetchone()
+        for table in ("outbox.message", "outbox.position")
+    ]
     (in_order, messages), (more, positions) = (row or (0, 0) for row in read)
-    return Cost(found, int(in_order + more), int(messages), int(positions))
+    return Cost(0, int(in_order + more), int(messages), int(positions))
 
 
 def test_the_gate_reads_no_settled_message(
@@ -171,4 +181,43 @@ def test_what_waits_is_found_from_the_positions(url: str, case: Case) -> None:
     assert found.read_sequentially == 0
     # The last message of each lane and day, which positions are compared with.
     assert found.messages <= case.days * (3 * LANES + TOPICS + 1)
-    assert found.positions <= 2 * case.days * LANES * case.readers
+    # Of each reader and lane whether yesterday has one, that one, and that of the day
+    # before, whatever the number of days; once more for what committed late.
+    assert found.positions <= 2 * 3 * LANES * case.readers
+
+
+def test_what_waits_for_consumers_is_counted_in_recent_days_for_all_of_them_at_once(
+    url: str, case: Case
+) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE outbox.reader SET broker = 'direct'")
+        scope = Scope(parts=["consumers"], patience=timedelta(minutes=1))
+        overview = read_overview(connection, scope)
+        read = read_so_far(connection)
+        connection.rollback()
+
+    assert overview.missing == ()
+    lags = {it.name: it.lag.messages for it in overview.consumers if it.lag}
+    assert (len(lags), sum(lags.values())) == (case.readers, WAITING)
+    assert lags["reader-1"] == WAITING
+    assert read.read_sequentially == 0
+    # Those that wait, and the last message of each lane and day.
+    assert read.messages <= 4 * LANES
+    # Whether it has read up to recent days, and twice its position, as above.
+    assert read.positions <= 5 * LANES * case.readers
+
+
+def test_readers_are_listed_with_what_they_hold_back_without_reading_what_is_settled(
+    url: str, case: Case
+) -> None:
+    with psycopg.connect(url) as connection:
+        readers = {it.reader: it for it in list_readers(connection)}
+        read = read_so_far(connection)
+        connection.rollback()
+
+    assert {it.messages for it in readers.values()} == {WAITING, 0}
+    assert (readers["reader-1"].messages, readers["reader-1"].days) == (WAITING, 1)
+    assert readers["reader-1"].bytes > 0
+    assert read.read_sequentially == 0
+    assert read.messages <= case.days * (3 * LANES + TOPICS + 1)
+    assert read.positions <= 2 * 3 * LANES * case.readers

@@ -26,7 +26,6 @@ from tests.fixtures.claimed import claimed
 SECOND = timedelta(seconds=1)
 POLICY = RetryPolicy(max_attempts=3, first_delay=SECOND, max_delay=SECOND)
 LATER = Nacked("later", retry_after=7 * SECOND)
-FAILED = Nacked("failed", retry_after=7 * SECOND, is_attempt=True)
 NOW = Nacked("now", retry_after=timedelta(0))
 ACKED, REFUSED, FORBIDDEN = Acked(), Nacked("no"), Nacked("never", permanent=True)
 
@@ -99,11 +98,6 @@ RETRIED = Disposition("refused", "no", 1.0, charge=1)
             [(SPENT, LATER), (LAST_BUT_ONE, REFUSED), (SPENT_TOO, LATER)],
             [Disposition("postponed", "later", 7.0), BLOCKED, BLOCKED],
             id="a postponed message and those behind it wait without charge",
-        ),
-        pytest.param(
-            [(SPENT, FAILED), (LAST_BUT_ONE, REFUSED)],
-            [Disposition("refused", "failed", 7.0, charge=1), BLOCKED],
-            id="an attempt that others retry is charged and never the last",
         ),
         pytest.param(
             [(FIRST, NOW)],

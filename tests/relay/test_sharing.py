@@ -3,10 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import psycopg
+import pytest
 
 from outbox.lane import LANES, PRIORITIES, Priority, priority_of
+from outbox.log.lane import LogLane
 from outbox.postgres.connection import conninfo
 from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
@@ -58,6 +61,27 @@ async def test_a_relay_has_opened_its_sessions_before_it_takes_lanes(
     async with running(database_url, ScriptedPublisher(), concurrency=3) as relay:
         assert execute(database_url, sessions) == [(4,)]
         assert not relay.events.of(LeaseTaken)
+
+
+async def test_a_relay_that_starts_takes_each_lane_over_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its sessions are opened before, so that none makes claims start over."""
+    times: Counter[int] = Counter()
+    take_over = LogLane.take_over
+
+    def counted(lane: LogLane, *args: Any, **kwargs: Any) -> None:
+        times[lane.number] += 1
+        take_over(lane, *args, **kwargs)
+
+    monkeypatch.setattr(LogLane, "take_over", counted)
+    insert(database_url, *(Message("orders", b"", key=f"{n}") for n in range(200)))
+    publisher = ScriptedPublisher()
+    async with running(
+        database_url, publisher, concurrency=1, batch_size=10, sweep_interval=HOUR
+    ):
+        await publisher.until_acked(200)
+    assert set(times.values()) == {1}
 
 
 async def test_relays_share_the_lanes_of_each_class_and_publish_each_message_once(

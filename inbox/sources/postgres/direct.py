@@ -6,6 +6,7 @@ to its own process. So it claims, orders, defers and takes lanes over as all rel
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -21,6 +22,7 @@ from inbox.poison.history import (
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from inbox.sources.postgres.ready import Ready
+from inbox.sources.postgres.tenants import Tenants
 from outbox.brokers.options import DIRECT
 from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -40,7 +42,7 @@ from relay.events import (
     ReaderDropped,
     RelayStarted,
 )
-from relay.publisher import Acked, Handed, Nacked
+from relay.publisher import Acked, Handed, Nacked, TenantSearch, TenantsFound
 from relay.reader import RelayReader
 from relay.relay import Relay
 
@@ -64,6 +66,12 @@ class _Handover:
         self._prefetch = prefetch
         self._left_out: frozenset[str] = frozenset()
         self._wanted = asyncio.Event()
+        # So that a search brings as many messages of a tenant as a claim.
+        self._tenants = Tenants(2 * prefetch)
+        self._claimed: set[str] = set()
+        """The tenant with the most messages in the last claim, if that left some."""
+        self._known: set[str] = set()
+        self._is_next = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,10 +79,40 @@ class _Handover:
     async def __aexit__(self, *exc_info: object) -> None:
         pass
 
-    async def wants_more(self) -> None:
-        while not self._is_short():
+    async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
+        while True:
+            ready = self.ready
+            # Before they have none, as others are handed out during a search.
+            stocked = ready.stocked(max(1, self._prefetch // 4))
+            is_due = can_search and self._tenants.is_due(
+                len(ready), stocked, stuck=ready.has_only(self._left_out)
+            )
+            lacks = self._claimed.difference(stocked)
+            if is_due and (self._is_next or not (lacks or self._is_short())):
+                break
+            if is_due or self._is_short():
+                self._is_next = True
+                return None
             self._wanted.clear()
             await self._wanted.wait()
+        # A claim follows: it may find what no search can. It brings more of this
+        # tenant, too, and what it brings costs less to settle.
+        self._is_next, self._known = False, {*stocked, *self._claimed}
+        return TenantSearch(
+            {*self._known, *self._left_out},
+            self._tenants.after,
+            self._tenants.max_steps,
+            self._tenants.rows_each,
+        )
+
+    def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
+        most = Counter(it for it in tenants if is_cut and it is not None)
+        self._claimed = {it for it, _ in most.most_common(1)}
+        self._tenants.claimed(tenants, full=is_cut)
+
+    def searched(self, found: TenantsFound) -> None:
+        steps, tenants, is_cut = found
+        self._tenants.searched(steps, tenants, ready=[*self._known], cut=is_cut)
 
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
@@ -114,6 +152,7 @@ class _Handover:
             if not found:
                 break
             taken += [message for message in found if message.begin()]
+        self._tenants.handed_out(len(taken))
         self._wanted.set()
         return taken
 

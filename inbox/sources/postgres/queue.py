@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
@@ -389,7 +388,7 @@ class Queue:
                 result = lane.window.settle(logged, all_days=all_days)
                 if result is not None:
                     after, stored, covered = result
-                    deferred = Counter(map(lane.window.day_of, logged))
+                    deferred = lane.window.deferred(logged)
                     settled.append(Advance(lane, after, stored, covered, deferred))
                     opened[lane.number] = rows
                     break

@@ -33,6 +33,10 @@ class Ready(Generic[T]):
         """The tenants that have items."""
         return [tenant for tenant in self._lines if tenant is not None]
 
+    def stocked(self, least: int) -> list[str]:
+        """Return the tenants that have at least so many items."""
+        return [it for it in self.tenants if len(self._lines[it]) >= least]
+
     def has_only(self, tenants: Collection[str]) -> bool:
         """Return whether there are items and all of them belong to these tenants."""
         return bool(self._lines) and all(tenant in tenants for tenant in self._lines)

@@ -44,7 +44,8 @@ class Tenants:
     def claimed(self, tenants: Sequence[str | None], *, full: bool) -> None:
         """Record a claim; a full one may have left behind deliveries of its tenants."""
         self._deep = full
-        self._more = {tenant for tenant in tenants if full and tenant is not None}
+        known: set[str] = self._more if full else set()
+        self._more = known | {it for it in tenants if full and it is not None}
         if self._more or self._found:
             self._search_at = 0.0
 

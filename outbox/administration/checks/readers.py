@@ -6,7 +6,12 @@ from typing import Final
 
 from outbox.administration.check import Finding, Installation, hint, warning
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.readers import count_of, find_unrouted, list_readers
+from outbox.administration.readers import (
+    count_of,
+    find_unrouted,
+    held_by,
+    list_readers,
+)
 from outbox.administration.size import write_size
 from outbox.logs.printable import count, for_shell
 
@@ -25,8 +30,8 @@ def check_readers(
             start = "consume MODULE:NAME" if reader.is_consumer else relay
             yield warning(
                 f"reader {reader.reader} has not {reader.settled_as}"
-                f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}: the days"
-                " from then on are kept",
+                f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}, and holds"
+                f" back {held_by(reader)}",
                 f"pillarbox {start}"
                 "  # or, if it is not needed any more, pillarbox readers drop",
             )

@@ -1,13 +1,17 @@
 """The backlog of the outbox, and how fast it is published."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from outbox.observability.measures.processes import read_held_lanes
-from outbox.observability.measures.reading import Reading, limit
+from outbox.lane import LANES
+from outbox.observability.measures.processes import (
+    read_held_lanes,
+    read_relayed,
+)
+from outbox.observability.measures.reading import Reading
 from outbox.postgres.sql_files import load
 
 _RECENT: Final = timedelta(days=1)
@@ -43,8 +47,8 @@ class Backlog:
         messages: the number counted; if `is_complete`, all of them.
         is_complete: whether the count ended before its limit; if not, there are more
             than were counted, in the groups as well.
-        estimated: the approximate number; if `is_complete`, the number counted; None if
-            only the number counted is known.
+        estimated: the approximate number; if `is_complete`, the number counted; None or
+            the number counted if only that is known.
         ready: how many of those counted are due.
         scheduled: how many are not due yet.
         refused: how many were refused and will be tried again.
@@ -70,7 +74,7 @@ class Backlog:
         """How many messages wait, in words."""
         if self.is_complete:
             return f"{self.messages:,}"
-        if self.estimated is None:
+        if self.estimated is None or self.estimated == self.messages:
             return f"more than {self.messages:,}"
         return f"about {self.estimated:,}"
 
@@ -102,61 +106,82 @@ class Rate:
 
 
 def read_backlog(reading: Reading) -> Backlog:
-    """Count the unsettled messages of the outbox."""
-    tally = Tally("priority", "topic", "tenant")
-    for since, lanes in _find_days(reading):
-        if lanes:
-            for row in reading.rows(
-                load("outbox", "count_uncovered"),
-                lanes=lanes,
-                since=since,
-                most=reading.scope.per_lane,
-            ):
-                tally.add(row)
-    most = reading.scope.per_lane * _DEFERRED_SHARE
-    limit(reading.connection, reading.scope.patience, reads_log=True)
-    entries = reading.rows(load("outbox", "list_deferred"), most=most)
-    limit(reading.connection, reading.scope.patience)
-    if entries:
-        if len(entries) > most:
-            tally.is_complete = False
-        moments = [it["created_at"] for it in entries]
-        for row in reading.rows(
-            load("outbox", "count_deferred"),
-            ids=[it["id"] for it in entries],
-            moments=moments,
-            lanes=[it["lane"] for it in entries],
-            causes=[it["cause"] for it in entries],
-            dues=[it["due_at"] for it in entries],
-            first=min(moments),
-            last=max(moments),
-        ):
-            tally.add(row)
+    """Count the unsettled messages that relays are to publish."""
+    tally = _count(reading, [*read_relayed(reading)], apart=False)[None]
     return tally.sum(reading.at)
 
 
-def _find_days(reading: Reading) -> Iterator[tuple[datetime, list[int]]]:
-    """Yield the day from which to count, and lanes.
+def read_lags(reading: Reading, consumers: Sequence[str]) -> dict[str, Backlog]:
+    """Count the unsettled messages of each consumer that reads the outbox."""
+    tallies = _count(reading, consumers, apart=True)
+    return {name: tallies[name].sum(reading.at) for name in consumers}
+
+
+def _count(
+    reading: Reading, readers: Sequence[str], *, apart: bool
+) -> Mapping[str | None, "Tally"]:
+    tallies: dict[str | None, Tally] = defaultdict(
+        lambda: Tally("priority", "topic", "tenant")
+    )
+    if not readers:
+        return tallies
+    for since, lanes, names in _find_days(reading, readers, apart=apart):
+        for row in reading.rows(
+            load("outbox", "count_uncovered"),
+            readers=names,
+            apart=apart,
+            lanes=lanes,
+            since=since,
+            most=reading.scope.per_lane,
+        ):
+            tallies[row.pop("reader")].add(row)
+    most = reading.scope.per_lane * (1 if apart else _DEFERRED_SHARE)
+    entries = reading.rows(
+        load("outbox", "list_deferred"), readers=list(readers), most=most
+    )
+    if not entries:
+        return tallies
+    moments = [it["created_at"] for it in entries]
+    for row in reading.rows(
+        load("outbox", "count_deferred"),
+        readers=[it["reader"] if apart else None for it in entries],
+        ids=[it["id"] for it in entries],
+        moments=moments,
+        lanes=[it["lane"] for it in entries],
+        causes=[it["cause"] for it in entries],
+        dues=[it["due_at"] for it in entries],
+        first=min(moments),
+        last=max(moments),
+    ):
+        tallies[row.pop("reader")].add(row)
+    for reader in {it["reader"] for it in entries if it["is_more"]}:
+        tallies[reader if apart else None].is_complete = False
+    return tallies
+
+
+def _find_days(
+    reading: Reading, readers: Sequence[str], *, apart: bool
+) -> Iterator[tuple[datetime, list[int], list[str]]]:
+    """Yield the day from which to count, lanes, and readers.
 
     Opening all days takes much longer than looking for messages, so only recent
-    days are opened if that is enough. A claim reads all days in order, so a lane
-    with a position in recent days has nothing to count before them. A lane with
-    neither a position nor a message in recent days has nothing either, if a relay
-    holds the lane and settles other lanes.
+    days are opened if that is enough. A claim reads all days in order, so a reader
+    with positions in recent days has nothing to count before them, in lanes with
+    messages there. Other lanes have nothing either, if a relay holds them.
     """
-    since, held = _recent(reading), read_held_lanes(reading)
-    lanes = reading.rows(load("outbox", "read_progress"), since=since)
-    settled = [it["lane"] for it in lanes if it["has_position"]]
-    yield since, settled
-    yield (
-        datetime.min.replace(tzinfo=UTC),
-        [
-            it["lane"]
-            for it in lanes
-            if not it["has_position"]
-            and (it["has_messages"] or it["lane"] not in held or not settled)
-        ],
+    lanes, since = [*range(LANES)], _recent(reading)
+    (row,) = reading.rows(
+        load("outbox", "find_current_readers"), readers=list(readers), since=since
     )
+    current: list[str] = row["readers"]
+    if current:
+        yield since, lanes, current
+    beginning = datetime.min.replace(tzinfo=UTC)
+    if others := [it for it in readers if it not in current]:
+        yield beginning, lanes, others
+    idle = {*lanes} - {*row["lanes"]}
+    if current and not apart and (unheld := idle - read_held_lanes(reading)):
+        yield beginning, [*unheld], current
 
 
 def _recent(reading: Reading) -> datetime:

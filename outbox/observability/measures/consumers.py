@@ -7,7 +7,12 @@ from typing import Final
 
 from outbox.administration.checks.locks import read_consumers as list_subscribers
 from outbox.administration.readers import list_consumers as list_readers
-from outbox.observability.measures.backlog import Backlog, Rate, Tally
+from outbox.observability.measures.backlog import (
+    Backlog,
+    Rate,
+    Tally,
+    read_lags,
+)
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.advisory_lock import Lock, consumer_class, reader_class
@@ -50,7 +55,8 @@ def read_consumers(
         running: the consumers that run; None if that is unknown.
     """
     readers = list_readers(reading.connection)
-    subscribed = {*list_subscribers(reading.connection), *readers}
+    subscribers = list_subscribers(reading.connection)
+    subscribed = {*subscribers, *readers}
     rates = {
         row["consumer"]: Rate(
             window=reading.scope.window,
@@ -67,7 +73,9 @@ def read_consumers(
         )
     }
     # Planning the count takes a fifth of a new session's total time.
-    lags = _read_lags(reading, readers) if subscribed else {}
+    lags = _read_lags(reading) if subscribers else {}
+    if readers:
+        lags |= read_lags(reading, readers)
     names = {*subscribed, *lags}
     recorded = Counter(it.name for it in running or ())
     classes = {n: (reader_class if n in readers else consumer_class)(n) for n in names}
@@ -92,14 +100,10 @@ def _count_members(reading: Reading, classes: Mapping[str, int]) -> Counter[str]
     return Counter({n: members.get(it & _UNSIGNED, 0) for n, it in classes.items()})
 
 
-def _read_lags(reading: Reading, readers: Sequence[str]) -> dict[str, Backlog]:
+def _read_lags(reading: Reading) -> dict[str, Backlog]:
     tallies: dict[str, Tally] = defaultdict(lambda: Tally("topic"))
     most = reading.scope.per_lane
-    rows = reading.rows(load("outbox", "count_deliveries"), most=most)
-    if readers:
-        statement = load("outbox", "count_unhandled")
-        rows += reading.rows(statement, consumers=readers, most=most)
-    for row in rows:
+    for row in reading.rows(load("outbox", "count_deliveries"), most=most):
         tallies[row.pop("consumer")].add(row)
     lags = {consumer: tally.sum(reading.at) for consumer, tally in tallies.items()}
     return {

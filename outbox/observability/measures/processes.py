@@ -107,11 +107,14 @@ def read_processes(reading: Reading) -> Processes:
         consumers=list_processes(connection, "inbox"),
         lanes=LANES,
         free=tuple(sorted({*range(LANES)} - read_held_lanes(reading))),
-        readers={
-            row["reader"]: row["broker"]
-            for row in reading.rows(load("outbox", "list_relayed_readers"))
-        },
+        readers=read_relayed(reading),
     )
+
+
+def read_relayed(reading: Reading) -> dict[str, str | None]:
+    """Return the readers whose messages relays publish, and where."""
+    rows = reading.rows(load("outbox", "list_relayed_readers"))
+    return {row["reader"]: row["broker"] for row in rows}
 
 
 def list_processes(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -304,6 +305,8 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
     assert "due now, and not handled yet by billing" in said["its key"]
     assert "failed 1 time, next attempt" in said["stopped"]
     assert "reader billing has not handled 3 messages" in said["left"]
+    held = "and holds back 2 days, [0-9]+ kB"
+    assert re.search(held, said["left"].replace("\n", " "))
     assert "the consumer billing is not running, and its oldest" in said["left"]
     assert "has not handled 3 messages" in said["drop"]
     for name, text in said.items():

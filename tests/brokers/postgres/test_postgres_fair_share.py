@@ -1,33 +1,150 @@
-"""Tenants share a queue fairly, over the whole backlog of the postgres broker."""
+"""Tenants share a queue fairly, over the whole backlog in PostgreSQL."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
+import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from typing_extensions import override
 
 from inbox.events import MessageHandled
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.direct import DirectSource
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader, list_readers
+from outbox.administration.tenants import add_tenant_index, drop_tenant_index
+from outbox.lane import Priority, lanes_of
+from outbox.postgres.sql_files import load
 from pillarbox import Consumer, Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.deliveries import subscribe_from_oldest
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
 
 FLOOD = """
-    INSERT INTO inbox.message
-           (message_id, lane, schema_version, topic, key, tenant,
+    INSERT INTO {log}.message
+           ({id}, lane, schema_version, topic, key, tenant,
             content_type, headers, payload)
-    SELECT outbox.uuid7(), n %% 16, 1, 'orders',
+    SELECT outbox.uuid7(), {lane} + n %% {lanes}, 1, 'orders',
            concat_ws(' ', %s::text, n %% 640), %s,
-           'text/plain', '{}', convert_to(n::text, 'UTF8')
+           'text/plain', '{{}}', convert_to(n::text, 'UTF8')
       FROM generate_series(1, %s) AS n
 """
 IN_MEMORY = 1000
+AHEAD = "SELECT count(*) FROM outbox.deferral WHERE cause = 'settled'"
+WAITING = "SELECT count(*) FROM outbox.unsettled_message WHERE reader = 'billing'"
+OF_THE_GATE = """
+    SELECT count(*) FROM outbox.partitions('outbox.message') AS p
+     CROSS JOIN LATERAL outbox.unsettled_messages(p.partition, p.starts_at, p.ends_at, 5000) AS m
+     WHERE m.reader = 'billing'
+"""  # noqa: E501
+REPLAY = """
+    INSERT INTO outbox.deferral (created_at, due_at, seq, id, run, lane, cause, reader, key)
+    SELECT created_at, clock_timestamp(), seq, id, run + 1, lane, 'replayed', reader, key
+      FROM outbox.message_status
+     WHERE state = 'handled' AND reader = 'billing'
+     ORDER BY seq DESC
+     LIMIT 1
+"""  # noqa: E501
+COUNTED = """
+    SELECT sum(messages)::integer,
+           (sum(messages - deferred)
+            + (SELECT count(*) FROM outbox.deferral WHERE cause = 'settled'))::integer
+      FROM outbox.position WHERE reader = 'billing'
+"""
+
+
+class Copy:
+    """A relay copies messages into `inbox.message`."""
+
+    log, id, lane = "inbox", "message_id", 0
+    left = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
+
+    def __init__(self, database_url: str) -> None:
+        self.database_url = database_url
+
+    def flood(
+        self, count: int, tenant: str | None = "flood", *, lanes: int = 16
+    ) -> None:
+        flood = FLOOD.format(log=self.log, id=self.id, lane=self.lane, lanes=lanes)
+        execute(self.database_url, flood, (tenant, tenant, count))
+        execute(self.database_url, f"ANALYZE {self.log}.message")
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        subscribe_from_oldest(self.database_url, topic="orders")
+
+    async def publish(self, *messages: Message) -> None:
+        self.subscribe()
+        async with PostgresPublisher(self.database_url) as publisher:
+            await publisher.publish(messages)
+
+    def source(self, **options: object) -> PostgresSource | DirectSource:
+        return PostgresSource(
+            with_options(self.database_url, **options),
+            consumer="billing",
+            topics=["orders"],
+        )
+
+    def consumer_url(self) -> str:
+        return self.database_url
+
+
+class Direct(Copy):
+    """Consumers read the outbox, which has the index by tenant."""
+
+    log, id, lane = "outbox", "id", lanes_of(Priority.DEFAULT)[0]
+    left = (
+        "SELECT count(*) FROM outbox.message_status"
+        " WHERE reader = 'billing' AND state <> 'handled'"
+    )
+
+    def __init__(self, database_url: str) -> None:
+        super().__init__(database_url)
+        self.subscribe()
+        with administration(database_url, application_name="test") as connection:
+            add_tenant_index(connection)
+
+    @override
+    def subscribe(self) -> None:
+        with administration(self.database_url, application_name="test") as connection:
+            if not list_readers(connection, "billing"):
+                add_reader(
+                    connection,
+                    "billing",
+                    ["orders"],
+                    broker="postgres:///?direct=true",
+                    from_oldest=True,
+                )
+
+    @override
+    async def publish(self, *messages: Message) -> None:
+        insert(self.database_url, *messages)
+
+    @override
+    def source(self, **options: object) -> PostgresSource | DirectSource:
+        return DirectSource(
+            with_options(self.database_url, direct=True, **options),
+            consumer="billing",
+            topics=["orders"],
+        )
+
+    @override
+    def consumer_url(self) -> str:
+        return with_options(self.database_url, direct=True)
+
+
+@pytest.fixture(params=[Copy, Direct], ids=["copy", "direct"])
+def queue(database_url: str, request: pytest.FixtureRequest) -> Copy:
+    made = request.param(database_url)
+    assert isinstance(made, Copy)
+    return made
 
 
 @pytest.fixture
@@ -38,31 +155,30 @@ async def sessions(
         yield made
 
 
-def flood(url: str, count: int, tenant: str | None = "flood") -> None:
-    execute(url, FLOOD, (tenant, tenant, count))
-    execute(url, "ANALYZE inbox.message")
-    subscribe_from_oldest(url, topic="orders")
-
-
-async def publish(url: str, *messages: Message) -> None:
-    execute(
-        url,
-        "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
-        " ON CONFLICT DO NOTHING",
-    )
-    async with PostgresPublisher(url) as publisher:
-        await publisher.publish(messages)
-
-
-async def take(source: PostgresSource, least: int) -> list[Delivery]:
-    """Receive as a consumer with 64 messages in flight does, and ack everything."""
+async def take(
+    source: PostgresSource | DirectSource, least: int, queue: Copy
+) -> list[Delivery]:
+    """Receive as a consumer does whose handlers use the database; ack everything."""
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(taken) < least:
-            for delivery in await source.receive(limit=64):
+            for delivery in await source.receive(limit=16):
                 taken.append(delivery)
                 await delivery.ack()
+            await asyncio.to_thread(execute, queue.database_url, "SELECT 1")
     return taken
+
+
+async def receive(
+    source: PostgresSource | DirectSource, tenant: str, queue: Copy
+) -> list[Delivery]:
+    """Receive until there are messages of a tenant; leave all others unsettled."""
+    async with asyncio.timeout(60):
+        while True:
+            taken = await source.receive(limit=64)
+            if found := [d for d in taken if d.message.tenant == tenant]:
+                return found
+            await asyncio.to_thread(execute, queue.database_url, "SELECT 1")
 
 
 def positions(taken: list[Delivery], tenant: str) -> list[int]:
@@ -70,39 +186,34 @@ def positions(taken: list[Delivery], tenant: str) -> list[int]:
 
 
 async def test_another_tenants_message_is_among_the_first_despite_a_flood(
-    database_url: str,
+    queue: Copy,
 ) -> None:
-    flood(database_url, 20_000)
-    await publish(database_url, Message("orders", b"", key="k", tenant="other"))
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await take(source, 64)
-    assert positions(taken, "other")[0] < 2
+    queue.flood(20_000)
+    await queue.publish(Message("orders", b"", key="k", tenant="other"))
+    async with queue.source() as source:
+        taken = await take(source, 512, queue)
+    # Over the outbox, the first ones are handed out while tenants are searched.
+    assert positions(taken, "other")[0] < (2 if type(queue) is Copy else 256)
 
 
 async def test_a_message_published_during_a_flood_is_delivered_soon(
-    database_url: str,
+    queue: Copy,
 ) -> None:
-    flood(database_url, 20_000)
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        await take(source, 500)
-        await publish(database_url, Message("orders", b"", key="k", tenant="other"))
-        taken = await take(source, IN_MEMORY)
+    queue.flood(20_000)
+    async with queue.source() as source:
+        await take(source, 500, queue)
+        await queue.publish(Message("orders", b"", key="k", tenant="other"))
+        taken = await take(source, IN_MEMORY, queue)
     assert len(positions(taken, "other")) == 1
 
 
 async def test_two_floods_get_equal_shares_in_order(
-    database_url: str,
+    queue: Copy,
 ) -> None:
-    flood(database_url, 3_000)
-    flood(database_url, 3_000, tenant="also a flood")
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await take(source, 2_000)
+    queue.flood(3_000)
+    queue.flood(3_000, tenant="also a flood")
+    async with queue.source() as source:
+        taken = await take(source, 2_000, queue)
     shares = Counter(delivery.message.tenant for delivery in taken)
     assert min(shares.values()) > 0.4 * len(taken)
     for tenant in shares:
@@ -115,66 +226,59 @@ async def test_two_floods_get_equal_shares_in_order(
             assert numbers == sorted(numbers)
 
 
-async def test_many_tenants_all_get_their_turn(database_url: str) -> None:
-    flood(database_url, 5_000)
+async def test_many_tenants_all_get_their_turn(queue: Copy) -> None:
+    queue.flood(5_000)
     few = [
         Message("orders", b"", key=f"key {n}", tenant=f"tenant {n:03}")
         for n in range(200)
     ]
-    await publish(database_url, *few)
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await take(source, IN_MEMORY)
+    await queue.publish(*few)
+    async with queue.source() as source:
+        taken = await take(source, IN_MEMORY, queue)
     assert len({d.message.tenant for d in taken}) == 201
 
 
 async def test_each_message_is_delivered_once_in_any_order(
-    database_url: str,
+    queue: Copy,
 ) -> None:
-    flood(database_url, 3_000)
-    flood(database_url, 700, tenant="b")
-    flood(database_url, 300, tenant=None)
-    async with PostgresSource(
-        with_options(database_url, prefetch=64), consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await take(source, 4_000)
+    queue.flood(3_000)
+    queue.flood(700, tenant="b")
+    queue.flood(300, tenant=None)
+    async with queue.source(prefetch=64) as source:
+        taken = await take(source, 4_000, queue)
         assert await source.receive(limit=64) == []
     assert len({d.message.id for d in taken}) == len(taken) == 4_000
     assert execute(
-        database_url,
-        "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL",
+        queue.database_url,
+        queue.left,
     ) == [(0,)]
 
 
 async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
-    database_url: str,
+    queue: Copy,
 ) -> None:
-    flood(database_url, 2_000)
+    queue.flood(2_000)
     first, second, other = (
         Message("orders", b"", key=key, tenant="other") for key in ("k", "k", "l")
     )
-    await publish(database_url, first)
-    async with PostgresSource(
-        database_url, consumer="billing", topics=["orders"]
-    ) as source:
-        taken = await source.receive(limit=64)
-        (found,) = (d for d in taken if d.message.tenant == "other")
+    await queue.publish(first)
+    async with queue.source() as source:
+        (found,) = await receive(source, "other", queue)
         await found.nack(timedelta(hours=1))
-        await publish(database_url, second, other)
-        taken = await take(source, IN_MEMORY)
+        await queue.publish(second, other)
+        taken = await take(source, IN_MEMORY, queue)
     assert [d.message.id for d in taken if d.message.tenant == "other"] == [other.id]
 
 
 async def test_a_tenant_at_its_limit_does_not_delay_others(
-    database_url: str, sessions: async_sessionmaker[AsyncSession]
+    queue: Copy, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    flood(database_url, 3_000)
+    queue.flood(3_000)
     at_work: Counter[str | None] = Counter()
     most: Counter[str | None] = Counter()
     gate = asyncio.Event()
     consumer = Consumer(
-        database_url,
+        queue.consumer_url(),
         sessions,
         name="billing",
         max_in_flight=8,
@@ -194,10 +298,79 @@ async def test_a_tenant_at_its_limit_does_not_delay_others(
         Message("orders", b"", key=f"{n}", tenant=f"tenant {n % 3}") for n in range(30)
     ]
     async with running(consumer) as events:
-        await publish(database_url, *others)
+        await queue.publish(*others)
         # The flood's handlers wait, and use all of its slots.
         await events.wait_for(MessageHandled, 30)
         assert at_work["flood"] == 2
         gate.set()
         await events.wait_for(MessageHandled, 300)
     assert max(most.values()) == 2
+
+
+async def test_without_the_index_claims_read_the_flood_first(
+    database_url: str,
+) -> None:
+    queue = Direct(database_url)
+    with administration(database_url, application_name="test") as connection:
+        drop_tenant_index(connection)
+    queue.flood(2_000)
+    await queue.publish(Message("orders", b"", key="k", tenant="other"))
+    async with queue.source() as source:
+        taken = await take(source, 2_001, queue)
+    assert positions(taken, "other")[0] > 1_000
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "in between"])
+async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
+    database_url: str, *, is_first: bool
+) -> None:
+    queue = Direct(database_url)
+    add = "SELECT outbox.add('orders', %s, key => 'k', tenant => 'other')"
+    others = [Message("orders", b"", key=f"{n}", tenant="other") for n in range(64)]
+    with psycopg.connect(database_url) as late:
+        if not is_first:
+            queue.flood(2_000)
+        late.execute(add, (b"1",))
+        if is_first:
+            queue.flood(2_000)
+        await queue.publish(*others)
+        async with queue.source(prefetch=32) as source:
+            before = await take(source, 600, queue)
+            assert len(positions(before, "other")) == len(others)
+            late.commit()
+            execute(database_url, add, (b"2",))
+            taken = await take(source, 2_066 - len(before), queue)
+    payloads = [d.message.payload for d in taken if d.message.key == "k"]
+    assert payloads == [b"1", b"2"]
+
+
+async def test_what_was_handled_ahead_is_settled_for_whoever_comes_next(
+    database_url: str,
+) -> None:
+    queue = Direct(database_url)
+    queue.flood(600, lanes=1)
+    queue.flood(600, tenant="also a flood", lanes=1)
+    async with queue.source() as source:
+        before = await take(source, 500, queue)
+    left = 1_200 - len(before)
+    ((ahead,),) = execute(database_url, AHEAD)
+    assert ahead > 100
+    for statement in (WAITING, OF_THE_GATE):
+        assert execute(database_url, statement) == [(left,)]
+    counted = execute(
+        database_url,
+        load("outbox", "count_unhandled"),
+        {"consumers": ["billing"], "most": 2_000},
+    )
+    assert [row[2] for row in counted] == [left]
+
+    ((replayed,),) = execute(database_url, f"{REPLAY} RETURNING id")
+    async with queue.source() as source:
+        after = await take(source, left + 1, queue)
+    times = Counter(d.message.id for d in (*before, *after))
+    assert len(times) == 1_200
+    assert {id for id in times if times[id] > 1} == {replayed}
+    for statement in (WAITING, OF_THE_GATE):
+        assert execute(database_url, statement) == [(0,)]
+    # A replay is one more.
+    assert execute(database_url, COUNTED) == [(1_200, 1_201)]

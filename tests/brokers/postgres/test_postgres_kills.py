@@ -2,25 +2,16 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typing_extensions import override
 
-from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
-from inbox.sources.postgres.queue import Outcome, Queue
-from inbox.sources.postgres.source import SESSION_SETTINGS
-from outbox.log.settlements import Settlements
-from outbox.postgres.connection import Link
+from outbox.postgres.connection import Connection, Link
 from pillarbox import Message
-from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.deliveries import count_holding
-from tests.fixtures.sessions import execute
+from tests.fixtures.replicas import LOGS, Log, Replica, Row
 
-ALL = range(16)
 MESSAGES = 80
 KEYS = 5
 
@@ -29,130 +20,103 @@ class Killed(BaseException):
     """The process died."""
 
 
-class Dying:
-    """A process that dies before or after one of its statements."""
+class DyingLink(Link):
+    """The connection of a process that dies before or after one of its statements."""
 
-    statements_left = 0
-    dies_after = False
-
-    @contextmanager
-    def statement(self) -> Iterator[None]:
-        self.statements_left -= 1
-        if self.statements_left <= 0 and not self.dies_after:
-            raise Killed
-        yield
-        if self.statements_left <= 0:
-            raise Killed
-
-
-class DyingSettlements(Settlements):
-    def __init__(self, process: Dying) -> None:
-        super().__init__("billing", "inbox")
-        self._process = process
+    statements_left: ClassVar[int]
+    dies_after: ClassVar[bool]
 
     @override
-    async def store(self, *args: Any, **options: Any) -> None:
-        with self._process.statement():
-            await super().store(*args, **options)
+    async def connection(self) -> Connection:
+        connection = await super().connection()
+        wait = type(connection).wait
 
+        async def die(gen: Any, *args: Any, **options: Any) -> Any:
+            DyingLink.statements_left -= 1
+            if self.statements_left <= 0 and not self.dies_after:
+                raise Killed
+            answer = await wait(connection, gen, *args, **options)
+            if self.statements_left <= 0:
+                raise Killed
+            return answer
 
-class DyingQueue(Queue):
-    def __init__(self, process: Dying, *args: Any, **options: Any) -> None:
-        super().__init__(*args, consumer="billing", **options)
-        self._process = process
-        self._reader.settlements = DyingSettlements(process)
-
-    @override
-    async def _query(self, *args: Any, **parameters: Any) -> Sequence[Any]:
-        with self._process.statement():
-            return await super()._query(*args, **parameters)
+        connection.wait = die  # type: ignore[method-assign]
+        return connection
 
 
 class Shop:
-    """Handles deliveries one by one, and checks the order of each key."""
+    """Handles messages one by one, and checks the order of each key."""
 
-    def __init__(self, url: str, dice: random.Random) -> None:
+    def __init__(self, log: Log, url: str, dice: random.Random) -> None:
+        self.log = log
         self.url = url
         self.dice = dice
-        self.published = 0
+        self.added = 0
         self.acked: dict[str | None, set[int]] = defaultdict(set)
 
     async def live(self) -> None:
         """Work as one replica, until it is killed."""
-        lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
-        lanes.take(ALL)
-        process = Dying()
-        queue = DyingQueue(
-            process,
-            Link(self.url, application_name="test", settings=SESSION_SETTINGS),
-            lanes,
-            prefetch=self.dice.choice([3, 20, 100]),
-            sweep_interval=timedelta(hours=1),
-            open_after=timedelta(0),
-        )
-        process.statements_left = self.dice.randint(5, 20)
-        process.dies_after = self.dice.random() < 0.5
+        DyingLink.statements_left = self.dice.randint(5, 40)
+        DyingLink.dies_after = self.dice.random() < 0.5
+        prefetch = self.dice.choice([3, 20, 100])
         try:
-            while True:
-                await self.turn(queue, lanes)
+            async with self.log.replica(
+                self.url, open_after=timedelta(0), prefetch=prefetch, kind=DyingLink
+            ) as replica:
+                while True:
+                    await self.turn(replica)
         except Killed:
             pass
-        finally:
-            await queue.close()
 
-    async def turn(self, queue: Queue, lanes: DeliveryLanes) -> None:
-        if self.published < MESSAGES and self.dice.random() < 0.5:
-            await self.publish(self.dice.randint(1, 15))
+    async def turn(self, replica: Replica) -> None:
+        if self.added < MESSAGES and self.dice.random() < 0.5:
+            await self.add(self.dice.randint(1, 15))
         if self.dice.random() < 0.2:
-            queue.sweep_soon()
+            replica.sweep_soon()
         if self.dice.random() < 0.1:
-            await queue.leave(ALL)
-        await queue.claim(ALL)
-        rows = queue.hand_out(self.dice.randint(1, 30), ALL, ())
-        outcomes: list[Outcome] = []
+            await replica.leave()
+        await replica.read()
         refused: set[str | None] = set()
-        for row in rows:
+        for row in replica.hand_out(self.dice.randint(1, 30)):
             key = row.message.key
             if key is not None and key in refused:
-                lanes.give_back(row)
+                replica.give_back(row)
                 continue
             self.check(row)
             outcome = self.dice.random()
             if outcome < 0.15:
-                lanes.block(row)
+                replica.end(row, timedelta(0))
                 refused.add(key)
-                outcomes.append(Outcome(row, timedelta(0)))
             elif outcome < 0.25:
-                lanes.give_back(row)
+                replica.give_back(row)
                 refused.add(key)
             else:
                 self.acked[key].add(int(row.message.payload))
-                outcomes.append(Outcome(row, None))
-        if outcomes:
-            await queue.write(outcomes)
+                replica.end(row)
+        await replica.settle()
 
-    def check(self, row: ClaimedDelivery) -> None:
+    def check(self, row: Row) -> None:
         """Check that all earlier messages of its key have been handled."""
         key, number = row.message.key, int(row.message.payload)
         if key is not None:
             before = range(int(key), number, KEYS)
             assert self.acked[key].issuperset(before), (key, number)
 
-    async def publish(self, count: int) -> None:
-        first, self.published = self.published, self.published + count
-        async with PostgresPublisher(self.url) as publisher:
-            await publisher.publish(
-                [
-                    Message(
-                        "orders",
-                        str(n).encode(),
-                        # The last message of each round has no key.
-                        key=str(n % KEYS) if n % KEYS < KEYS - 1 else None,
-                        tenant=random.Random(n % KEYS).choice([None, "a", "b"]),
-                    )
-                    for n in range(first, first + count)
-                ]
-            )
+    async def add(self, count: int) -> None:
+        first, self.added = self.added, self.added + count
+        await self.log.put(
+            self.url,
+            *(
+                Message(
+                    "orders",
+                    str(n).encode(),
+                    # The last message of each round has no key.
+                    key=str(n % KEYS) if n % KEYS < KEYS - 1 else None,
+                    tenant=random.Random(n % KEYS).choice([None, "a", "b"]),
+                )
+                for n in range(first, first + count)
+            ),
+        )
 
     @property
     def handled(self) -> int:
@@ -160,15 +124,16 @@ class Shop:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("log", LOGS, ids=str)
 async def test_after_kills_at_any_statement_each_message_is_handled_in_order(
-    database_url: str, seed: int
+    database_url: str, log: Log, seed: int
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    shop = Shop(database_url, random.Random(seed))
+    log.subscribe(database_url, "billing", "orders")
+    shop = Shop(log, database_url, random.Random(seed))
     lives = 0
-    while shop.published < MESSAGES or count_holding(database_url):
+    while shop.added < MESSAGES or log.count_holding(database_url):
         await shop.live()
         lives += 1
-        assert lives < 200, f"{shop.handled} of {shop.published} in {lives} lives"
-    assert shop.handled == shop.published
+        assert lives < 200, f"{shop.handled} of {shop.added} in {lives} lives"
+    assert shop.handled == shop.added
     assert lives > 3

@@ -1,106 +1,61 @@
 """The state that the next replica finds: positions, the log and held days."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
-from inbox.sources.postgres.queue import AWAY, Outcome, Queue
-from inbox.sources.postgres.source import SESSION_SETTINGS
+from inbox.sources.postgres.queue import AWAY
 from outbox.administration.migrate import migrate
 from outbox.lane import bucket_of
-from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.connection import conninfo
 from outbox.testing.postgres import PostgresServer
 from pillarbox import BrokerUnavailableError, ConfigError, Message, uuid7
 from tests.fixtures.consumers import numbered
 from tests.fixtures.days import make_partitions_at
-from tests.fixtures.deliveries import count_holding
+from tests.fixtures.postgres import FEW_DAYS
+from tests.fixtures.replicas import LOGS, Log, Row
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish
 from tests.fixtures.upkeep import run_upkeep
+from tests.migrations.test_dump_and_restore import carry, run
+from tests.relay.test_restored import other_cluster, other_data
 
-HOUR = timedelta(hours=1)
+__all__ = ["other_cluster", "other_data"]
+
 AT_ONCE = timedelta(0)
-ALL = range(16)
-SUBSCRIBE = (
-    "INSERT INTO inbox.subscription VALUES ('billing', 'orders') ON CONFLICT DO NOTHING"
-)
 WRITES = """
     SELECT sum(n_tup_upd), sum(n_tup_del) FROM pg_stat_user_tables
-     WHERE schemaname = 'inbox' AND relname ~ '^(message|position|deferral)_p'
-"""
-COVERED = "SELECT coalesce(sum(messages), 0)::int FROM inbox.position"
-BY_HAND = """
-    INSERT INTO inbox.message (seq, message_id, lane, schema_version, topic,
-                               content_type, headers, payload)
-    VALUES (%s, %s, %s, 1, 'orders', 'text/plain', '{}', 'by hand')
+     WHERE schemaname = %s AND relname ~ '^(message|position|deferral)_p'
 """
 
 
-class Replica:
-    """A replica that holds all lanes, and acts only on request."""
-
-    def __init__(self, queue: Queue, lanes: DeliveryLanes) -> None:
-        self.queue = queue
-        self.lanes = lanes
-
-    async def claim(self) -> list[ClaimedDelivery]:
-        await self.queue.claim(ALL)
-        return self.queue.hand_out(1000, ALL, ())
-
-    async def sweep(self) -> list[ClaimedDelivery]:
-        self.queue.sweep_soon()
-        return await self.claim()
-
-    async def ack(self, *rows: ClaimedDelivery) -> None:
-        await self.queue.write([Outcome(row, None) for row in rows])
-
-    async def refuse(self, row: ClaimedDelivery, delay: timedelta = HOUR) -> None:
-        self.lanes.block(row)
-        await self.queue.write([Outcome(row, delay)])
-
-    async def leave(self) -> None:
-        await self.queue.leave(ALL)
+@pytest.fixture(params=LOGS, ids=str)
+def log(request: pytest.FixtureRequest) -> Log:
+    found: Log = request.param
+    return found
 
 
-@asynccontextmanager
-async def replica(
-    url: str, *, open_after: timedelta = HOUR, prefetch: int = 100
-) -> AsyncIterator[Replica]:
-    """Take all lanes; leaving the block is as sudden as a kill."""
-    execute(url, SUBSCRIBE)
-    lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
-    lanes.take(ALL)
-    queue = Queue(
-        Link(url, application_name="test", settings=SESSION_SETTINGS),
-        lanes,
-        consumer="billing",
-        prefetch=prefetch,
-        sweep_interval=HOUR,
-        open_after=open_after,
-    )
-    try:
-        yield Replica(queue, lanes)
-    finally:
-        await queue.close()
-
-
-def numbers(rows: Sequence[ClaimedDelivery]) -> list[int]:
+def numbers(rows: Sequence[Row]) -> list[int]:
     return [int(row.message.payload) for row in rows]
 
 
-def make_due(url: str) -> None:
-    """Let the delays of all nacked deliveries end."""
-    execute(
-        url,
-        "INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,"
-        " consumer, key) SELECT created_at, now(), seq, attempts, lane, cause,"
-        " consumer, key FROM inbox.deferral WHERE cause = 'refused'",
-    )
+async def handle(replica: Any, count: int) -> tuple[list[Any], list[Any]]:
+    """Handle so many messages, in order; return them, and those in hand after them."""
+    handled: list[Any] = []
+    in_hand: list[Any] = []
+    while len(handled) < count or not in_hand:
+        claimed = await replica.claim()
+        if not claimed and not in_hand:
+            break
+        in_hand += claimed
+        now, in_hand = in_hand[: count - len(handled)], in_hand[count - len(handled) :]
+        await replica.ack(*now)
+        handled += now
+    return handled, in_hand
 
 
 def end_session(url: str) -> None:
@@ -116,405 +71,417 @@ def one(url: str, query: str) -> Any:
     return value
 
 
-async def test_nothing_is_ever_updated_or_deleted(database_url: str) -> None:
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(50, keys=10))
+def covered(url: str, log: Log) -> int:
+    """Return how many messages positions cover."""
+    query = f"SELECT coalesce(sum(messages), 0)::int FROM {log.schema}.position"
+    return int(one(url, query))
+
+
+def insert_by_hand(url: str, log: Log, seq: int) -> None:
+    """Insert a message into the lane whose position is the highest."""
+    last = f"SELECT lane FROM {log.schema}.position ORDER BY up_to DESC LIMIT 1"
+    execute(url, log.insert, (seq, one(url, last), b"by hand"))
+
+
+async def test_nothing_is_ever_updated_or_deleted(database_url: str, log: Log) -> None:
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(50, keys=10))
         rows = await working.claim()
         await working.refuse(rows[0], AT_ONCE)
         await working.ack(*rows[1:])
         await working.ack(*await working.claim())
         await working.leave()
     execute(database_url, "SELECT pg_stat_force_next_flush()")
-    assert execute(database_url, WRITES) == [(0, 0)]
-    assert one(database_url, COVERED) == 50
-    assert one(database_url, "SELECT count(*) FROM inbox.position") < 49
+    assert execute(database_url, WRITES, [log.schema]) == [(0, 0)]
+    assert covered(database_url, log) == 50
+    assert one(database_url, f"SELECT count(*) FROM {log.schema}.position") < 49
 
 
 async def test_the_next_owner_finds_only_unacked_deliveries(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as killed:
-        await publish(database_url, *numbered(20, keys=20))
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(20, keys=20))
         rows = await killed.claim()
         await killed.ack(*rows[:15])
-    async with replica(database_url) as next_owner:
+    async with log.replica(database_url) as next_owner:
         again = await next_owner.claim()
     assert sorted(numbers(again)) == sorted(numbers(rows[15:]))
 
 
-async def test_a_killed_replica_gets_at_most_256_acked_deliveries_again(
-    database_url: str,
+async def test_a_killed_replica_gets_a_bounded_number_of_acked_deliveries_again(
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url, prefetch=1000) as killed:
-        await publish(
+    async with log.replica(database_url, prefetch=1000) as killed:
+        await log.put(
             database_url, *(Message("orders", b"0", key="k") for _ in range(400))
         )
         first, *rest = await killed.claim()
         for row in rest:
             await killed.ack(row)
-    assert one(database_url, "SELECT cause FROM inbox.deferral") == "open"
-    async with replica(database_url, prefetch=1000) as next_owner:
+    assert one(database_url, f"SELECT cause FROM {log.schema}.deferral") == "open"
+    async with log.replica(database_url, prefetch=1000) as next_owner:
         again = await next_owner.claim()
     assert again[0].place == first.place
-    assert len(again) <= 257
+    assert len(again) <= log.most_again + 1
 
 
 async def test_a_replica_that_leaves_hands_over_only_what_is_not_acked(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as leaving:
-        await publish(database_url, *numbered(30, keys=3))
+    async with log.replica(database_url) as leaving:
+        await log.put(database_url, *numbered(30, keys=3))
         in_hand, *rest = await leaving.claim()
         await leaving.ack(*rest)
         await leaving.leave()
-    async with replica(database_url) as next_owner:
+    async with log.replica(database_url) as next_owner:
         (row,) = await next_owner.claim()
         assert row.place == in_hand.place
         await next_owner.ack(row)
-    assert count_holding(database_url) == 0
+    assert log.count_holding(database_url) == 0
 
 
 async def test_a_message_of_an_open_transaction_is_claimed_after_its_commit(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    late = Message("orders", b"99", key="late")
-    insert = BY_HAND.replace("seq, ", "", 1).replace("(%s, ", "(", 1)
-    async with replica(database_url) as killed:
+    insert = log.insert.replace("(seq, ", "(", 1).replace("(%s, ", "(", 1)
+    async with log.replica(database_url) as killed:
         with psycopg.connect(conninfo(database_url)) as slow:
-            lane = bucket_of(late.key, late.id)
-            slow.execute(insert.replace("by hand", "99"), (late.id, lane))
-            await publish(database_url, *numbered(30, keys=30))
+            slow.execute(insert.encode(), (log.lanes[7], b"99"))
+            await log.put(database_url, *numbered(30, keys=30))
             await killed.ack(*await killed.claim())
-            async with replica(database_url) as next_owner:
+            async with log.replica(database_url) as next_owner:
                 assert await next_owner.claim() == []
                 slow.commit()
-                assert count_holding(database_url) == 1
+                assert log.count_holding(database_url) == 1
                 assert numbers(await next_owner.claim()) == [99]
 
 
 async def test_a_topic_subscribed_later_brings_no_older_messages(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('audit', '*')")
-    async with replica(database_url) as working:
+    log.subscribe(database_url, "audit", "*")
+    async with log.replica(database_url) as working:
         old = [Message("refunds", b"0", key=str(n)) for n in range(20)]
-        await publish(database_url, *old, *numbered(20, keys=20))
-        execute(
-            database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'ref*')"
-        )
+        await log.put(database_url, *old, *numbered(20, keys=20))
+        log.subscribe(database_url, "billing", "ref*")
         new = [Message("refunds", b"0", key=str(n)) for n in range(20)]
-        await publish(database_url, *new)
+        await log.put(database_url, *new)
         rows = await working.claim()
         await working.ack(*rows)
     ids = {row.message.id for row in rows if row.message.topic == "refunds"}
     assert ids == {message.id for message in new}
     assert len(rows) == 40
-    execute(database_url, "DELETE FROM inbox.subscription WHERE consumer = 'audit'")
-    assert count_holding(database_url) == 0
+    log.unsubscribe(database_url, "audit")
+    assert log.count_holding(database_url) == 0
 
 
 async def test_a_claim_bounds_the_rows_that_it_reads(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inbox.sources.postgres.queue.MAX_READ", 10)
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('audit', '*')")
-    async with replica(database_url) as working:
-        await publish(
+    monkeypatch.setattr("relay.claim._MOST_OTHERS", 10)
+    log.subscribe(database_url, "audit", "*")
+    async with log.replica(database_url) as working:
+        await log.put(
             database_url,
             *(Message("other", b"0", key="k") for _ in range(95)),
             Message("orders", b"1", key="k"),
             *(Message("other", b"0", key="k") for _ in range(95)),
         )
         rows = await working.claim()
+        while not rows:
+            rows = await working.claim()
         assert numbers(rows) == [1]
         await working.ack(*rows)
         assert await working.claim() == []
         await working.sweep()
-    assert execute(
-        database_url,
-        "SELECT (SELECT max(up_to) FROM inbox.position WHERE reader = 'billing')"
-        " = (SELECT max(seq) FROM inbox.message)",
-    ) == [(True,)]
+    last, position = (
+        one(database_url, f"SELECT max({column}) FROM {log.schema}.{table}")
+        for column, table in (("seq", "message"), ("up_to", "position"))
+    )
+    assert last == position
 
 
 async def test_a_replica_that_was_overtaken_takes_the_lane_over_again(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as late, replica(database_url) as owner:
-        await publish(database_url, *numbered(10, keys=10))
+    async with log.replica(database_url) as late, log.replica(database_url) as owner:
+        await log.put(database_url, *numbered(10, keys=10))
         rows = await late.claim()
         await owner.ack(*await owner.claim())
         await late.ack(*rows)
-        await publish(database_url, *numbered(5, keys=5))
-        assert len(await late.claim()) == 5
-    assert one(database_url, "SELECT count(*) FROM inbox.deferral") == 10
+        await log.put(database_url, *numbered(5, keys=5))
+        rows = await late.claim()
+        assert len(rows) == 5
+        await late.ack(*rows)
+    assert log.count_holding(database_url) == 0
 
 
 async def test_deliveries_waiting_for_their_key_come_in_order_after_a_kill(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as killed:
-        await publish(database_url, *numbered(3))
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(3))
         head, *_ = await killed.claim()
         await killed.refuse(head, AT_ONCE)
         # The deliveries claimed behind it are not logged yet.
-    async with replica(database_url) as next_owner:
-        rows = await next_owner.claim()
+    async with log.replica(database_url) as next_owner:
+        rows, _ = await handle(next_owner, 3)
         assert numbers(rows) == [0, 1, 2]
         assert [row.attempts for row in rows] == [1, 0, 0]
 
 
 async def test_a_kill_after_a_delivery_was_logged_behind_a_held_one_keeps_the_order(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
     other, key = sorted(("a", "b"), key=lambda key: bucket_of(key, uuid7()))
-    async with replica(database_url) as killed:
-        await publish(
+    async with log.replica(database_url) as killed:
+        await log.put(
             database_url, *(Message("orders", text, key=key) for text in (b"0", b"1"))
         )
         head, held = await killed.claim()
-        killed.lanes.give_back(held)
+        killed.give_back(held)
         await killed.refuse(head)
-        await publish(database_url, Message("orders", b"2", key=key))
-        await killed.queue.claim(ALL)
-    make_due(database_url)
-    await publish(database_url, *(Message("orders", b"", key=other) for _ in range(2)))
+        await log.put(database_url, Message("orders", b"2", key=key))
+        await killed.read()
+    log.make_due(database_url)
+    await log.put(database_url, *(Message("orders", b"", key=other) for _ in range(2)))
     # Its first claim does not reach the lane of the key.
-    async with replica(database_url, prefetch=2) as next_owner:
-        rows = [row for _ in range(3) for row in await next_owner.claim()]
+    async with log.replica(database_url, prefetch=2) as next_owner:
+        rows, _ = await handle(next_owner, 5)
         assert numbers([row for row in rows if row.message.key == key]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("acked", [0, 1, 2])
 async def test_a_kill_while_a_key_drains_loses_nothing_and_keeps_the_order(
-    database_url: str, acked: int
+    database_url: str, log: Log, acked: int
 ) -> None:
-    async with replica(database_url) as killed:
-        await publish(database_url, *numbered(4))
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(4))
         head, *_ = await killed.claim()
         await killed.refuse(head)
         await killed.claim()  # logs the deliveries behind it
-    make_due(database_url)
-    async with replica(database_url) as draining:
-        rows = await draining.claim()
-        assert numbers(rows) == [0, 1, 2, 3]
-        await draining.ack(*rows[:acked])
-    async with replica(database_url) as next_owner:
-        await publish(database_url, Message("orders", b"4", key=rows[0].message.key))
-        rows = await next_owner.claim()
+    log.make_due(database_url)
+    async with log.replica(database_url) as draining:
+        rows, in_hand = await handle(draining, acked)
+        assert numbers([*rows, *in_hand]) == [*range(len(rows) + len(in_hand))]
+        assert len(rows) == acked
+    async with log.replica(database_url) as next_owner:
+        await log.put(database_url, Message("orders", b"4", key=head.message.key))
+        rows, _ = await handle(next_owner, 5 - acked)
         assert numbers(rows) == [0, 1, 2, 3, 4][acked:]
-        await next_owner.ack(*rows)
-    assert count_holding(database_url) == 0
+    assert log.count_holding(database_url) == 0
 
 
 async def test_a_blocked_key_can_have_more_deliveries_than_one_claim(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url, prefetch=10) as working:
-        await publish(database_url, *numbered(1))
+    async with log.replica(database_url, prefetch=10) as working:
+        await log.put(database_url, *numbered(1))
         (head,) = await working.claim()
-        await working.refuse(head, timedelta(milliseconds=1))
-        working.lanes.block(head)  # not due until `wait` is called
-        await publish(database_url, *numbered(35)[1:], Message("orders", b"35"))
+        await working.refuse(head)
+        await log.put(database_url, *numbered(35)[1:], Message("orders", b"35"))
         assert numbers(await working.claim()) == [35]
-        working.lanes.wait(head.lane, head.place, head.message.key, 0.0)
+        log.make_due(database_url)
+        working.sweep_soon()
         drained: list[int] = []
         while rows := await working.claim():
             drained += numbers(rows)
             await working.ack(*rows)
     assert drained == [*range(35)]
-    assert count_holding(database_url) == 1  # the message without a key
+    assert log.count_holding(database_url) == 1  # the message without a key
 
 
 async def test_a_delivery_handled_for_long_does_not_hold_back_a_position(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url, open_after=AT_ONCE) as working:
-        await publish(database_url, *numbered(30, keys=3))
+    async with log.replica(database_url, open_after=AT_ONCE) as working:
+        await log.put(database_url, *numbered(30, keys=3))
         at_work, *rest = await working.claim()
         await working.ack(*rest)
         assert await working.sweep() == []
-        assert one(database_url, COVERED) == 30
-        async with replica(database_url) as next_owner:
-            assert await next_owner.claim() == [at_work._replace(is_logged=True)]
+        assert covered(database_url, log) == 30
+        async with log.replica(database_url) as next_owner:
+            (again,) = await next_owner.claim()
+            assert again.place == at_work.place
         await working.ack(at_work)
-        assert count_holding(database_url) == 0
-    async with replica(database_url) as another:
+        assert log.count_holding(database_url) == 0
+    async with log.replica(database_url) as another:
         assert await another.claim() == []
 
 
 async def test_a_row_inserted_by_hand_below_a_position_holds_its_day_and_is_found(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as killed:
-        await publish(database_url, *numbered(64, keys=64))
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(64, keys=64))
         await killed.ack(*await killed.claim())
-    assert one(database_url, COVERED) == 64
-    ((lane,),) = execute(
-        database_url, "SELECT lane FROM inbox.position ORDER BY up_to DESC LIMIT 1"
-    )
-    execute(database_url, BY_HAND, (0, uuid7(), lane))
-    assert count_holding(database_url) == 1
-    async with replica(database_url) as next_owner:
+    assert covered(database_url, log) == 64
+    insert_by_hand(database_url, log, 0)
+    assert log.count_holding(database_url) == 1
+    async with log.replica(database_url) as next_owner:
         (row,) = await next_owner.claim()
         assert row.message.payload == b"by hand"
         await next_owner.ack(row)
-    assert count_holding(database_url) == 0
-    async with replica(database_url) as another:
+    assert log.count_holding(database_url) == 0
+    async with log.replica(database_url) as another:
         assert await another.claim() == []
 
 
 @pytest.mark.parametrize(
     "fall",
     [
-        "SELECT setval('inbox.message_seq', 1, false)",
-        "ALTER SEQUENCE inbox.message_seq RESTART",
+        "SELECT setval('{}.message_seq', 1, false)",
+        "ALTER SEQUENCE {}.message_seq RESTART",
     ],
 )
 async def test_resetting_the_sequence_loses_nothing(
-    fall: str, database_url: str
+    fall: str, database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(32, keys=32))
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(32, keys=32))
         await working.ack(*await working.claim())
         await working.claim()
-        execute(database_url, fall)
-        await publish(database_url, *numbered(16, keys=16))
+        execute(database_url, fall.format(log.schema))
+        await log.put(database_url, *numbered(16, keys=16))
         # They have the same numbers and lanes as the acked deliveries.
-        assert count_holding(database_url) == 16
+        assert log.count_holding(database_url) == 16
         rows = await working.claim()
         rows += await working.claim()
         assert sorted(numbers(rows)) == [*range(16)]
         await working.ack(*rows)
-    assert count_holding(database_url) == 0
+    assert log.count_holding(database_url) == 0
 
 
 @pytest.mark.parametrize("by", [1, 3, 400])
 async def test_a_sequence_that_falls_and_catches_up_before_a_claim_loses_nothing(
-    by: int, database_url: str
+    by: int, database_url: str, log: Log
 ) -> None:
-    async with replica(database_url, prefetch=1000) as working:
-        await publish(database_url, *numbered(500))
+    async with log.replica(database_url, prefetch=1000) as working:
+        await log.put(database_url, *numbered(500))
         await working.ack(*await working.claim())
         assert await working.claim() == []
         execute(
             database_url,
-            f"SELECT setval('inbox.message_seq', last_value - {by})"
-            " FROM inbox.message_seq",
+            f"SELECT setval('{log.schema}.message_seq', last_value - {by})"
+            f" FROM {log.schema}.message_seq",
         )
-        await publish(database_url, *numbered(by + 5))
+        await log.put(database_url, *numbered(by + 5))
         rows = await working.claim()
         assert numbers(rows) == [*range(by + 5)]
         await working.ack(*rows)
-    assert count_holding(database_url) == 0
+    assert log.count_holding(database_url) == 0
 
 
+@pytest.mark.parametrize("log", LOGS[:1], ids=str, indirect=True)
 async def test_what_is_in_hand_when_the_sequence_is_set_back_is_not_handled_again(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(4, keys=2))
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(4, keys=2))
         acked, refused, *returned = await working.claim()
-        execute(database_url, "SELECT setval('inbox.message_seq', 1, false)")
-        await publish(database_url, *numbered(1))
+        fall = f"SELECT setval('{log.schema}.message_seq', 1, false)"
+        execute(database_url, fall)
+        await log.put(database_url, *numbered(1))
         (new,) = await working.claim()
         await working.ack(acked, new)
         await working.refuse(refused)
         for row in returned:
-            working.lanes.give_back(row)
+            working.give_back(row)
         again = await working.claim()
         assert {row.place for row in again} <= {row.place for row in returned}
         await working.ack(*again)
         for row in await working.claim():
             assert row in returned
             await working.ack(row)
-    assert count_holding(database_url) == 1
+    assert log.count_holding(database_url) == 1
 
 
 @pytest.mark.parametrize("name", ["message_seq", "deferral_entry_seq"])
 async def test_a_consumer_refuses_a_sequence_with_other_properties(
-    name: str, database_url: str
+    name: str, database_url: str, log: Log
 ) -> None:
-    execute(database_url, f"ALTER SEQUENCE inbox.{name} CACHE 50")
-    async with replica(database_url) as working:
-        with pytest.raises(ConfigError, match=rf"inbox\.{name} was altered"):
+    execute(database_url, f"ALTER SEQUENCE {log.schema}.{name} CACHE 50")
+    async with log.replica(database_url) as working:
+        with pytest.raises(ConfigError, match=rf"\.{name} was altered"):
             await working.claim()
 
 
 async def test_a_consumer_adds_no_entries_that_rank_below_earlier_ones(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(2, keys=2))
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(2, keys=2))
         for row in await working.claim():
             await working.refuse(row)
         await working.sweep()
-        execute(database_url, "ALTER SEQUENCE inbox.deferral_entry_seq RESTART")
+        sequence = f"{log.schema}.deferral_entry_seq"
+        execute(database_url, f"ALTER SEQUENCE {sequence} RESTART")
         for claim in working.sweep, working.claim:
             with pytest.raises(ConfigError, match="deferral_entry_seq was set"):
                 await claim()
-            working.lanes.doubt()
+            working.doubt()
 
 
 async def test_an_ack_does_not_apply_to_another_delivery_with_its_number(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(1))
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(1))
         (row,) = await working.claim()
         await working.ack(row)
-    execute(database_url, BY_HAND, (row.seq, uuid7(), row.lane))
-    status = "SELECT state FROM inbox.delivery_status ORDER BY created_at"
-    assert execute(database_url, status) == [("acked",), ("ready",)]
-    assert count_holding(database_url) == 1
+    insert_by_hand(database_url, log, row.place[0])
+    assert execute(database_url, log.states) == [(log.handled,), ("ready",)]
+    assert log.count_holding(database_url) == 1
 
 
-async def test_only_subscribed_consumers_hold_a_day(database_url: str) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('audit', 'orders')")
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(10, keys=10))
+async def test_only_subscribed_consumers_hold_a_day(
+    database_url: str, log: Log
+) -> None:
+    log.subscribe(database_url, "audit", "orders")
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(10, keys=10))
         first, _, *rest = await working.claim()
         await working.ack(*rest)
         await working.refuse(first)
-    states = (
-        "SELECT consumer, state, count(*) FROM inbox.unsettled_delivery"
-        " GROUP BY consumer, state ORDER BY 1, 2"
-    )
-    assert execute(database_url, states) == [
+    assert execute(database_url, log.unsettled) == [
         ("audit", "ready", 10),
         ("billing", "ready", 1),
         ("billing", "waiting", 1),
     ]
-    assert count_holding(database_url) == 12
-    execute(database_url, "DELETE FROM inbox.subscription WHERE consumer = 'audit'")
-    assert count_holding(database_url) == 2
-    execute(database_url, "DELETE FROM inbox.subscription")
-    assert execute(database_url, states) == []
-    assert count_holding(database_url) == 0
+    assert log.count_holding(database_url) == 12
+    log.unsubscribe(database_url, "audit")
+    assert log.count_holding(database_url) == 2
+    log.unsubscribe(database_url, "billing")
+    assert execute(database_url, log.unsettled) == []
+    assert log.count_holding(database_url) == 0
 
 
 async def test_a_day_is_dropped_with_its_positions_once_everything_is_acked(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
     at = datetime.now(UTC).replace(hour=12, minute=1) - timedelta(days=40)
     owner = f"{database_url}?options=-crole%3Dpillarbox_owner"
-    execute(owner, make_partitions_at("inbox.message").decode(), [[at]])
-    execute(database_url, SUBSCRIBE)
+    execute(owner, make_partitions_at(f"{log.schema}.message").decode(), [[at]])
+    log.subscribe(database_url, "billing", "orders")
     execute(
         database_url,
-        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
-        " topic, key, content_type, headers, payload)"
-        " SELECT %s + n * interval '1 second', outbox.uuid7(), n %% 16, 1,"
+        f"INSERT INTO {log.schema}.message (created_at, {log.id}, lane,"
+        " schema_version, topic, key, content_type, headers, payload)"
+        f" SELECT %s + n * interval '1 second', outbox.uuid7(), {log.lanes[0]} +"
+        " n %% 16, 1,"
         " 'orders', 'k' || n, 'text/plain', '{}', convert_to(n::text, 'UTF8')"
         " FROM generate_series(1, 40) AS n",
         [at],
     )
     partitions = (
-        "SELECT count(*) FROM pg_inherits WHERE inhparent::regclass::text ~ '^inbox"
+        "SELECT count(*) FROM pg_inherits WHERE inhparent::regclass::text ~"
+        f" '^{log.schema}"
         '[.]"?(message|position|deferral)"?$\' AND inhrelid::regclass::text ~'
         f" '{at:%Y_?%m_?%d}'"
     )
-    async with replica(database_url) as working:
+    async with log.replica(database_url) as working:
         rows = await working.claim()
         assert len(rows) == 40
         waiting, *rest = rows
@@ -523,48 +490,73 @@ async def test_a_day_is_dropped_with_its_positions_once_everything_is_acked(
         run_upkeep(database_url)
         assert one(database_url, partitions) == 3
         await working.ack(*await working.claim())
-        assert count_holding(database_url) == 0
+        assert log.count_holding(database_url) == 0
     run_upkeep(database_url)
     assert one(database_url, partitions) == 0
 
 
 async def test_a_consumer_goes_on_in_another_cluster_once_it_was_migrated(
-    database_url: str,
+    database_url: str, log: Log
 ) -> None:
-    async with replica(database_url) as killed:
-        await publish(database_url, *numbered(30, keys=30))
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(30, keys=30))
         first, *rest = await killed.claim()
         await killed.ack(*rest[:-1])
         await killed.refuse(first, AT_ONCE)
-    ((lane,),) = execute(
-        database_url, "SELECT lane FROM inbox.position ORDER BY up_to DESC LIMIT 1"
-    )
-    execute(database_url, BY_HAND, (0, uuid7(), lane))
-    execute(database_url, "UPDATE inbox.base SET cluster = 'another'")
-    async with replica(database_url) as restored:
+    insert_by_hand(database_url, log, 0)
+    execute(database_url, f"UPDATE {log.schema}.base SET cluster = 'another'")
+    async with log.replica(database_url) as restored:
         with pytest.raises(ConfigError, match="run pillarbox migrate"):
             await restored.claim()
         migrate(database_url, with_cron=False)
-        await publish(database_url, Message("orders", b"30"))
+        await log.put(database_url, Message("orders", b"30"))
         rows = await restored.claim()
         wanted = [first.message.payload, rest[-1].message.payload, b"by hand", b"30"]
         payloads = {row.message.payload for row in rows}
         # What was acked ahead of a position may come again.
         assert payloads.issuperset(wanted)
         await restored.ack(*rows)
-    assert count_holding(database_url) == 0
-    async with replica(database_url) as next_owner:
+    assert log.count_holding(database_url) == 0
+    async with log.replica(database_url) as next_owner:
         assert await next_owner.claim() == []
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("alone")
+async def test_a_consumer_goes_on_where_it_was_once_a_dump_was_restored(
+    database_url: str,
+    server: PostgresServer,
+    other_cluster: PostgresServer,
+    tmp_path: Path,
+    log: Log,
+) -> None:
+    target = other_cluster.url
+    async with log.replica(database_url) as killed:
+        await log.put(database_url, *numbered(30, keys=30))
+        refused, *rest = await killed.claim()
+        await killed.ack(*rest)
+        await killed.refuse(refused)
+    roles, file = str(tmp_path / "roles.sql"), str(tmp_path / "dump")
+    assert run("pg_dumpall", "--roles-only", "--file", roles, "-d", server.url) == []
+    run("psql", "-X", "-q", "-f", roles, target)
+    assert carry(database_url, target, file) == []
+    migrate(target, with_cron=False, days_ahead=FEW_DAYS)
+    await log.put(target, Message("orders", b"30", key=refused.message.key))
+    log.make_due(target)
+    async with log.replica(target) as restored:
+        rows, _ = await handle(restored, 31)
+    assert numbers(rows) == [*numbers([refused]), 30]
+    assert log.count_holding(target) == 0
+
+
 async def test_a_crash_of_the_server_loses_no_delivery(
-    migrated_server: PostgresServer,
+    migrated_server: PostgresServer, log: Log
 ) -> None:
     url = migrated_server.url
     execute(url, "ALTER SYSTEM SET wal_writer_delay = '10s'")
     execute(url, "SELECT pg_reload_conf()")
-    async with replica(url) as working:
-        await publish(url, *numbered(30, keys=3))
+    async with log.replica(url) as working:
+        await log.put(url, *numbered(30, keys=3))
         rows = await working.claim()
         execute(url, "CHECKPOINT")
         # None of this reaches the disk.
@@ -581,40 +573,41 @@ async def test_a_crash_of_the_server_loses_no_delivery(
                 in_hand = []
                 if not again:
                     break
-    assert count_holding(url) == 0
+    assert log.count_holding(url) == 0
     assert numbers(rows[:1])[0] in found
 
 
 @pytest.mark.parametrize("outcome", ["acked", "refused", "returned"])
 async def test_what_was_handed_out_in_a_lost_session_is_read_again(
-    outcome: str, database_url: str
+    outcome: str, database_url: str, log: Log
 ) -> None:
     """A server that crashed may have lost what the handler committed, or the row."""
-    async with replica(database_url) as working:
-        await publish(database_url, *numbered(4, keys=2))
+    async with log.replica(database_url) as working:
+        await log.put(database_url, *numbered(4, keys=2))
         rows = await working.claim()
         *there, gone = rows
         end_session(database_url)
         execute(
             database_url,
-            "UPDATE inbox.message SET message_id = outbox.uuid7(), payload = '99',"
-            " created_at = created_at + interval '1 microsecond'"
-            " WHERE message_id = %s",
+            f"UPDATE {log.schema}.message SET {log.id} = outbox.uuid7(),"
+            " payload = '99', created_at = created_at + interval '1 microsecond'"
+            f" WHERE {log.id} = %s",
             [gone.message.id],
         )
+        again: list[Row] = []
         with suppress(*AWAY, BrokerUnavailableError):
-            await working.claim()
-        others = await working.claim()
-        assert numbers(others) == [99]
+            again += await working.claim()
         for row in rows:
             if outcome == "refused":
                 await working.refuse(row)
             elif outcome == "acked":
                 await working.ack(row)
             else:
-                working.lanes.give_back(row)
-        again = await working.claim()
-        assert sorted(numbers(again)) == sorted(numbers(there))
-        await working.ack(*again, *others)
-    assert count_holding(database_url) == 0
-    assert execute(database_url, "SELECT 1 FROM inbox.deferral") == []
+                working.give_back(row)
+        while len(again) < len(rows):
+            with suppress(*AWAY, BrokerUnavailableError):
+                again += await working.claim()
+        assert sorted(numbers(again)) == [*sorted(numbers(there)), 99]
+        await working.ack(*again)
+    assert log.count_holding(database_url) == 0
+    assert execute(database_url, f"SELECT 1 FROM {log.schema}.deferral") == []

@@ -164,6 +164,18 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
         assert len(paste(database_url, remedy).splitlines()) == 1
     (behind,) = (f for f in findings if f["check"] == "readers")
     assert "reader main has not published 1 message, the" in behind["finding"]
+    held = r" and holds back 1 day, (\d+) kB$"
+    size = (
+        "SELECT sum(pg_total_relation_size(x.partition)) FROM unnest(ARRAY['message',"
+        " 'position', 'deferral']) AS t, outbox.partitions('outbox.' || t) AS x"
+        " WHERE x.starts_at = (SELECT date_trunc('day', min(created_at), 'UTC')"
+        " FROM outbox.message)"
+    )
+    ((bytes_held,),) = execute(database_url, size)
+    found = re.search(held, behind["finding"])
+    assert found is not None
+    assert int(found[1]) == round(bytes_held / 1024)
+    assert behind["remedy"].startswith("pillarbox relay --reader main  # or, if it is")
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
     # In the first hour of a day, the wait is an hour short of 20 days.

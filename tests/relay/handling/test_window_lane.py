@@ -9,7 +9,8 @@ from outbox.log.progress import Progress
 from outbox.log.view import ReadView
 from outbox.message import Message
 from outbox.message_id import uuid7
-from relay.handling.window_lane import Keeper, WindowLane
+from relay.handling.held_message import Keeper
+from relay.handling.window_lane import WindowLane
 from relay.lanes.batch import SCHEDULED, ClaimedMessage
 from relay.lanes.keys import LogOfKey
 from relay.publisher import Acked

@@ -167,6 +167,52 @@ def test_a_recheck_reads_all_idle_lanes_in_one_claim() -> None:
     assert {priority_of(lane.number) for lane in board.pick()} == {Priority.BULK}
 
 
+def test_a_board_is_busy_if_claims_find_messages_without_a_pause() -> None:
+    board, other = Board(), Board()
+    for _ in range(20):
+        board.note_claim(1, is_cut=False)
+        other.note_claim(1, is_cut=False)
+        other.run_idle()
+        other.wake()
+
+    assert board.is_busy
+    assert not other.is_busy
+
+
+def test_a_board_is_no_longer_busy_once_it_is_idle() -> None:
+    board = Board()
+    board.note_claim(100, is_cut=True)
+    board.run_idle()
+    assert not board.is_busy
+
+
+def test_a_board_is_busy_if_a_claim_leaves_messages() -> None:
+    board = Board()
+    board.note_claim(100, is_cut=True)
+    assert board.is_busy
+
+
+async def test_only_one_of_two_workers_gets_lanes_that_both_wait_for() -> None:
+    board = Board(Priority.DEFAULT)
+    board.run_idle()
+    waiting = [asyncio.create_task(pick_next(board)) for _ in range(2)]
+    await asyncio.wait(waiting, timeout=0)
+
+    board.wake()
+    done, (other,) = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+    board.run_idle()
+    board.put_back([lane for task in done for lane in task.result()])
+    board.wake()
+
+    assert [len(task.result()) for task in done] == [16]
+    assert len(await other) == 16
+
+
+async def pick_next(board: Board) -> Sequence[Lane]:
+    await board.work()
+    return board.pick()
+
+
 async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     board = Board(Priority.DEFAULT)
     working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.idle))

@@ -1,0 +1,5 @@
+-- Does:  Add the index by tenant to the table, and so to each day that is added from now on; those that exist don't have it yet.
+-- Takes: nothing
+-- Gives: nothing
+-- Index: none
+CREATE INDEX IF NOT EXISTS message_tenant_idx ON ONLY outbox.message (tenant, lane, seq) WHERE tenant IS NOT NULL

@@ -1,0 +1,70 @@
+"""What a lane settles next of the messages that are handled in this process."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+
+from outbox.log.lane import Advance
+from relay.handling.held_message import HeldMessage
+from relay.lanes.batch import ClaimedMessage, Disposition
+from relay.settle import Settlement
+
+if TYPE_CHECKING:
+    from relay.handling.window_lane import WindowLane
+
+Decided: TypeAlias = tuple[ClaimedMessage, Disposition]
+
+
+class LaneSettlement(NamedTuple):
+    """What a lane stores next.
+
+    Attributes:
+        advance: its positions; None if these stay.
+        published: how many new messages were handled.
+        others: messages that get an entry.
+        log: those of them that had none so far, and are covered from now on.
+        opened: those of them whose handlers run.
+        earlier: those that precede others of their key, and aren't covered.
+        taken: what of the lane is settled, or kept.
+        kept: what has to wait for handlers.
+    """
+
+    advance: "Advance[WindowLane] | None"
+    published: int
+    others: Sequence[Decided]
+    log: Sequence[Decided]
+    opened: Sequence[HeldMessage]
+    earlier: Sequence[HeldMessage]
+    taken: "Unsettled"
+    kept: "Unsettled"
+
+
+class Unsettled(NamedTuple):
+    """What has ended, but isn't stored.
+
+    Attributes:
+        ended: messages that were handled.
+        refused: messages that are handled again later, or were given back.
+        withheld: messages that were not handed over.
+    """
+
+    ended: list[tuple[HeldMessage, Disposition]]
+    refused: list[tuple[HeldMessage, Disposition]]
+    withheld: list[Decided]
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return lists to add to."""
+        return cls([], [], [])
+
+
+def settlement_of(
+    parts: Sequence[tuple["WindowLane", LaneSettlement]],
+) -> Settlement:
+    """Return the settlement of all these lanes."""
+    return Settlement(
+        [lane for lane, _ in parts],
+        sum(part.published for _, part in parts),
+        [one for _, part in parts for one in part.others],
+        [part.advance for _, part in parts if part.advance is not None],
+        frozenset(),
+    )
