@@ -41,6 +41,15 @@ END
 $$
 """
 """Leaves as many days ahead as an upkeep makes; without pg_cron, there is a month."""
+ADD_MAIN = """
+WITH added AS (
+    INSERT INTO outbox.reader (reader) VALUES ('main') ON CONFLICT DO NOTHING
+    RETURNING reader
+)
+INSERT INTO outbox.subscription (reader, topic, since, since_seq)
+SELECT reader, '*', '1:1:', -1 FROM added
+"""
+"""Adds the reader of everything, as the first relay does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class Conditions:
             migrate(self.server.database_url(template), with_cron=False)
             with psycopg.connect(self.server.database_url(template)) as connection:
                 connection.execute(DROP_MONTH)
+                connection.execute(ADD_MAIN)
             self._template = template
         with self._database(template=self._template) as url:
             yield url

@@ -148,6 +148,14 @@ def relay(
             "publishing.",
         ),
     ] = False,
+    from_now: Annotated[
+        bool,
+        typer.Option(
+            "--from-now",
+            help="Begin with what commits from now on, if this is the first relay of "
+            "main; by default the messages that are there are published, too.",
+        ),
+    ] = False,
     dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> None:
@@ -200,6 +208,7 @@ def relay(
         reader=reader,
         broker=url,
         switch_broker=switch_broker,
+        from_now=from_now,
     )
     watched.run(process.run, process.stop, config.drain)
 

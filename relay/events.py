@@ -114,6 +114,21 @@ class BrokerDiffers(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderAdded(Event):
+    """The relay is the first one of the reader `main`, and has added it.
+
+    Attributes:
+        messages: how many messages are there that it will publish: a number, or "at
+            least 10000".
+        oldest: when the oldest of them was added; None if there are none.
+    """
+
+    reader: str
+    messages: str
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderDropped(Event):
     """The reader of this relay was dropped, so it holds no lanes: stop it."""
 

@@ -17,14 +17,17 @@ from outbox.errors import ConfigError
 from outbox.events import Event
 from outbox.log.position import Position, Snapshot
 from outbox.logs.printable import for_shell
+from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import Connection
 from outbox.postgres.identity import identify_outbox
 from outbox.postgres.sql_files import load
-from relay.events import BrokerDiffers, BrokerMatches, ReaderDropped
+from relay.events import BrokerDiffers, BrokerMatches, ReaderAdded, ReaderDropped
 from relay.publisher import Appending, Handling, Identifiable, Publisher
 
 ORIGIN: Final = "relay:"
 """The origin of a dead letter is this, followed by the name of the reader."""
+_MOST_COUNTED: Final = 10_000
+"""Up to how many messages are counted that the new reader `main` gets."""
 _SWITCH: Final = (
     "correct the broker's URL; or, if all messages are to go to this one from now on, "
     "run pillarbox relay --switch-broker once with its URL"
@@ -56,6 +59,7 @@ class RelayReader:
         name: the name of the reader.
         broker: the relay's broker, as a URL or any other name; by default the
             publisher's own identity, or the name of its class.
+        on_topics: called when the reader has other topics than before.
 
     Attributes:
         own: the relay's broker, without credentials.
@@ -67,6 +71,7 @@ class RelayReader:
         broker: str | None,
         publisher: Publisher | Handling,
         notify: Callable[[Event], None] = lambda _: None,
+        on_topics: Callable[[], None] = lambda: None,
     ) -> None:
         if broker is None and isinstance(publisher, Identifiable):
             broker = publisher.identity
@@ -77,6 +82,8 @@ class RelayReader:
         self._publisher = publisher
         self._notify = notify
         self._problem: Event | None = None
+        self._on_topics = on_topics
+        self._topics: Sequence[str] | None = None
 
     async def read(self, connection: Connection) -> ReaderRecord:
         """Return the row.
@@ -95,15 +102,47 @@ class RelayReader:
         if record.topics is None:
             raise ConfigError(
                 f"reader={self.name}: was dropped; pillarbox readers add "
-                f"{for_shell(self.name)} lets it get new messages again"
+                f"{for_shell(self.name)} --broker URL lets it get new messages again"
             )
         self._refuse_other_kind(record)
         if record.refusal is not None:
             raise ConfigError(record.refusal)
         return record
 
+    async def may_be_added(self, connection: Connection) -> bool:
+        """Return whether it is the relays' `main`, which the first of them adds."""
+        is_main = self.name == MAIN and self.own != DIRECT
+        return is_main and await read_record(connection, self.name) is None
+
+    async def add_main(self, connection: Connection, *, from_now: bool) -> None:
+        """Add the reader of everything, and report what it gets.
+
+        Args:
+            connection: in autocommit mode.
+            from_now: whether to leave out the messages that are there.
+
+        Raises:
+            ConfigError: the role may not add it, or it discards its messages.
+        """
+        try:
+            await self._subscribe(connection, ["*"], from_oldest=not from_now)
+        except ConfigError:
+            if await self.may_be_added(connection):
+                raise
+            return  # Another relay has added it.
+        counted, oldest = "0", None
+        if not from_now:
+            statement = load("relay", "count_messages")
+            cursor = await connection.execute(statement, {"most": _MOST_COUNTED})
+            ((messages, is_complete, oldest),) = await cursor.fetchall()
+            counted = str(messages) if is_complete else f"at least {messages}"
+        self._notify(ReaderAdded(reader=self.name, messages=counted, oldest=oldest))
+
     async def subscribe(self, connection: Connection, topics: Sequence[str]) -> None:
-        """Let the reader get these topics from now on; add it if it doesn't exist.
+        """Let the reader get these topics, and add it if it doesn't exist.
+
+        It gets them from now on; a consumer gets a topic that no reader has ever had
+        from the oldest message on.
 
         Args:
             connection: in autocommit mode.
@@ -114,12 +153,18 @@ class RelayReader:
         record = await read_record(connection, self.name)
         if record is not None:
             self._refuse_other_kind(record)
+        by_rule = None if self.own == DIRECT else False
+        await self._subscribe(connection, topics, from_oldest=by_rule)
+
+    async def _subscribe(
+        self, connection: Connection, topics: Sequence[str], *, from_oldest: bool | None
+    ) -> None:
         parameters = {
             "reader": self.name,
             "topics": list(topics),
             "broker": self.own,
             "discard": False,
-            "from_oldest": False,
+            "from_oldest": from_oldest,
             "role": None,
         }
         statement = load("outbox", "subscribe")
@@ -127,7 +172,11 @@ class RelayReader:
             cursor = await connection.execute(statement, parameters)
             ((is_added,),) = await cursor.fetchall()
             if is_added:
-                begin = parameters | {"topics": [], "broker": None}
+                begin = parameters | {
+                    "topics": [],
+                    "broker": None,
+                    "from_oldest": False,
+                }
                 await connection.execute(statement, begin)
         except psycopg.errors.InvalidParameterValue as error:
             raise ConfigError(error.diag.message_primary or str(error)) from error
@@ -171,6 +220,10 @@ class RelayReader:
                 problem = BrokerDiffers(
                     broker=self.own, recorded=record.broker or "", remedy=_SWITCH
                 )
+        topics = None if record is None else record.topics
+        if self._topics not in (None, topics):
+            self._on_topics()
+        self._topics = topics
         if problem != self._problem:
             self._problem = problem
             self._notify(problem or BrokerMatches(broker=self.own))

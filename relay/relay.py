@@ -118,6 +118,8 @@ class Relay(Process):
         broker: the URL or another name of where the publisher publishes, for the
             comparison with other relays; by default its own `identity`.
         switch_broker: whether other relays have to follow this one to its broker.
+        from_now: whether `main`, if this is its first relay, gets only what commits
+            from now on; by default it gets the messages that are there, too.
     """
 
     def __init__(
@@ -131,8 +133,14 @@ class Relay(Process):
         topics: Sequence[str] = (),
         broker: str | None = None,
         switch_broker: bool = False,
+        from_now: bool = False,
     ) -> None:
         super().__init__()
+        if from_now and reader != MAIN:
+            raise ConfigError(
+                f"reader={reader}: is not main, and begins where pillarbox readers add"
+                " lets it begin; leave out --from-now"
+            )
         if isinstance(publisher, str):
             broker, publisher = broker or publisher, publisher_of(publisher)
         is_url = broker is not None and "://" in broker
@@ -144,9 +152,12 @@ class Relay(Process):
         # A consumer logs what its source meets.
         told = observers if isinstance(publisher, Handling) else logged(observers)
         self._notify = Observers([self._outages, *told]).notify
-        self._reader = RelayReader(reader, broker, publisher, self._notify)
+        self._reader = RelayReader(
+            reader, broker, publisher, self._notify, self._on_topics
+        )
         self._topics = topics
         self._switch_broker = switch_broker
+        self._from_now = from_now
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
@@ -232,6 +243,12 @@ class Relay(Process):
             async with self._checked() as connection:
                 await stack.enter_async_context(self._publisher)
                 await self._reader.refuse_own_outbox(connection)
+                if await self._reader.may_be_added(connection):
+                    # No sooner: it records the broker.
+                    await self._reader.add_main(connection, from_now=self._from_now)
+                record = await self._reader.read(connection)
+                self._lanes.reader.takeover.since = record.since
+                self._lanes.gets_all = record.gets_all
                 await self._reader.may_publish(connection, switch=self._switch_broker)
                 for link in (self._sweep_link, *self._links):
                     stack.push_async_callback(link.close)
@@ -281,11 +298,10 @@ class Relay(Process):
                 settings=WORKER_SETTINGS,
                 writes=WRITES,
             ) as connection:
-                if self._topics:
-                    await self._reader.subscribe(connection, self._topics)
-                record = await self._reader.read(connection)
-                self._lanes.reader.takeover.since = record.since
-                self._lanes.gets_all = record.gets_all
+                if not await self._reader.may_be_added(connection):
+                    if self._topics:
+                        await self._reader.subscribe(connection, self._topics)
+                    await self._reader.read(connection)
                 takeover = self._lanes.reader.takeover
                 now = (await takeover.read_clock(connection)).now
                 await takeover.read_days(connection, [], now)
@@ -412,6 +428,9 @@ class Relay(Process):
     def _on_take(self, lanes: Collection[int]) -> None:
         self._lanes.take(lanes)
         self._notify(LeaseTaken(lanes=tuple(sorted(lanes))))
+
+    def _on_topics(self) -> None:
+        self._lanes.take_over()
 
     def _on_obstruct(self, foreign: Sequence[LockHolder]) -> None:
         if foreign:

@@ -82,7 +82,6 @@ CREATE TABLE outbox.reader (
     CONSTRAINT name_size CHECK (octet_length(reader) BETWEEN 1 AND 512),
     CONSTRAINT broker_size CHECK (octet_length(broker) <= 16384)
 );
-INSERT INTO outbox.reader (reader) VALUES ('main');
 COMMENT ON TABLE outbox.reader IS
     'who reads the outbox: the relays of a reader share its messages, and publish them to its broker';
 COMMENT ON COLUMN outbox.reader.broker IS
@@ -109,7 +108,6 @@ CREATE TABLE outbox.subscription (
     CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
 );
 CREATE UNIQUE INDEX subscription_open_idx ON outbox.subscription (reader, topic) WHERE ended_at IS NULL;
-INSERT INTO outbox.subscription (reader, topic, since, since_seq) VALUES ('main', '*', '1:1:', -1);
 COMMENT ON TABLE outbox.subscription IS 'which messages a reader gets: see pillarbox readers';
 COMMENT ON COLUMN outbox.subscription.topic IS 'a topic, or a prefix followed by *';
 COMMENT ON COLUMN outbox.subscription.ended_at IS 'when the reader was dropped; null: it gets these messages';
@@ -131,6 +129,11 @@ CREATE FUNCTION outbox.brings(s outbox.subscription, topic text, seq bigint, xid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN s.ended_at IS NULL AND NOT s.is_discarded AND outbox.includes(s, topic, seq, xid, base);
 COMMENT ON FUNCTION outbox.brings IS 'whether a reader gets a message because of this subscription';
+
+CREATE FUNCTION outbox.overlap(a text, b text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN a = b OR (right(a, 1) = '*' AND starts_with(b, left(a, -1))) OR (right(b, 1) = '*' AND starts_with(a, left(b, -1)));
+COMMENT ON FUNCTION outbox.overlap IS 'whether a message can belong to both of two topics, or prefixes followed by *';
 
 -- What happened to each message that wasn't published when it was first claimed, and to each replay. A
 -- message waits as long as its latest run has no entry 'settled'.
@@ -235,6 +238,8 @@ CREATE TRIGGER dead_letter_of_reader AFTER INSERT ON outbox.dead_letter REFERENC
 CREATE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
                                  role name DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off
 AS $body$
 DECLARE
     v_known outbox.reader;
@@ -242,6 +247,8 @@ DECLARE
     v_discards boolean;
     v_since pg_snapshot;
     v_since_seq bigint;
+    v_added text[];
+    v_oldest text[];
     v_problem text;
     -- Who may not run all readers adds one of its own.
     v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
@@ -260,6 +267,8 @@ BEGIN
     v_problem := CASE
         WHEN discard AND v_role IS NOT NULL THEN format('only members of %I discard messages', {relay_name})
         WHEN subscribe.reader = 'main' AND broker = 'direct' THEN 'belongs to relays; give the consumer another name'
+        WHEN subscribe.reader = 'main' AND v_known.reader IS NULL AND v_role IS NOT NULL
+        THEN format('gets everything; only members of %I add it', {relay_name})
         WHEN NOT v_is_open THEN
             CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it, or --consumer if a consumer reads it'
                  WHEN v_known.reader IS NOT NULL AND from_oldest AND NOT discard
@@ -281,8 +290,22 @@ BEGIN
             ON CONFLICT ON CONSTRAINT reader_pkey DO UPDATE
            SET broker = excluded.broker, broker_since = excluded.broker_since, role = coalesce(excluded.role, r.role);
     END IF;
-    IF NOT v_is_open AND v_known.reader IS NOT NULL THEN
-        -- With the next number of each lane, so that no process settles what it has had in flight since before.
+    v_added := ARRAY(SELECT DISTINCT t.topic FROM unnest(coalesce(topics, '{*}')) AS t (topic)
+                      WHERE NOT EXISTS (SELECT FROM outbox.subscription AS s
+                                         WHERE s.reader = subscribe.reader AND s.ended_at IS NULL
+                                           AND (s.topic = t.topic OR right(s.topic, 1) = '*' AND starts_with(t.topic, left(s.topic, -1)))));
+    v_oldest := ARRAY(SELECT a.topic FROM unnest(v_added) AS a (topic)
+                       WHERE coalesce(from_oldest, NOT EXISTS (SELECT FROM outbox.subscription AS s WHERE outbox.overlap(s.topic, a.topic))));
+    -- Positions with the next number of each lane: no process settles what it has had in flight since before, when
+    -- it didn't read these topics.
+    IF v_is_open AND v_oldest <> '{}' AND NOT discard THEN
+        LOCK TABLE outbox.position IN SHARE ROW EXCLUSIVE MODE;
+        INSERT INTO outbox.position (created_at, ends_at, number, up_to, late_up_to, messages, lane, reader, snapshot, late_snapshot, next_xid)
+        SELECT p.starts_at, p.ends_at, max((p.last).number) OVER (PARTITION BY p.lane) + 1, (p.last).up_to, (p.last).late_up_to, 0,
+               p.lane, p.reader, (p.last).snapshot, (p.last).late_snapshot, (p.last).next_xid
+          FROM outbox.last_positions(everywhere => true) AS p
+         WHERE p.reader = subscribe.reader;
+    ELSIF NOT v_is_open AND v_known.reader IS NOT NULL THEN
         INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane, reader, snapshot)
         SELECT d.starts_at, d.ends_at, coalesce(max(p.number) OVER (PARTITION BY l.lane), 0) + 1, greatest(p.up_to, v_since_seq), 0, l.lane,
                subscribe.reader, v_since
@@ -304,17 +327,26 @@ BEGIN
     UPDATE outbox.subscription AS s SET has_begun = true, since = v_since, since_seq = v_since_seq
      WHERE s.reader = subscribe.reader AND s.ended_at IS NULL AND NOT s.has_begun;
     INSERT INTO outbox.subscription (reader, topic, is_discarded, has_begun, since, since_seq)
-    SELECT subscribe.reader, t.topic, discard, from_oldest,
-           CASE WHEN from_oldest THEN '1:1:' ELSE v_since END, CASE WHEN from_oldest THEN -1 ELSE v_since_seq END
-      FROM (SELECT DISTINCT unnest(coalesce(topics, '{*}'))) AS t (topic)
-     WHERE NOT EXISTS (SELECT FROM outbox.subscription AS s
-                        WHERE s.reader = subscribe.reader AND s.ended_at IS NULL
-                          AND (s.topic = t.topic OR right(s.topic, 1) = '*' AND starts_with(t.topic, left(s.topic, -1))));
-    RETURN FOUND;
+    SELECT subscribe.reader, a.topic, discard, a.is_oldest OR v_known.reader IS NULL,
+           CASE WHEN a.is_oldest THEN '1:1:' ELSE v_since END, CASE WHEN a.is_oldest THEN -1 ELSE v_since_seq END
+      FROM (SELECT u.topic, u.topic = ANY (v_oldest) AS is_oldest FROM unnest(v_added) AS u (topic)) AS a;
+    IF v_known.reader IS NOT NULL AND v_oldest <> '{}' THEN
+        -- Its positions cover these messages, and no claim has read them.
+        INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause, key, reader)
+        SELECT DISTINCT ON (m.seq, m.id) m.created_at, clock_timestamp(), m.seq, m.id, m.lane, 'found', m.key, p.reader
+          FROM unnest(v_oldest) AS t (topic)
+          JOIN outbox.message AS m
+            ON m.topic COLLATE "C" BETWEEN rtrim(t.topic, '*') AND CASE WHEN right(t.topic, 1) = '*' THEN left(t.topic, -1) || chr(1114111) ELSE t.topic END
+          JOIN outbox.last_positions(everywhere => true) AS p
+            ON p.reader = subscribe.reader AND p.lane = m.lane AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
+         WHERE outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b))
+         ORDER BY m.seq, m.id;
+    END IF;
+    RETURN v_added <> '{}';
 END
 $body$;
 COMMENT ON FUNCTION outbox.subscribe IS
-    'let a reader get topics from now on, and add it if there is none; returns whether topics were added: then call it again in another transaction, with topics ''{}'', and they begin';
+    'let a reader get topics from now on, or from the oldest message on (null: those topics that no reader has ever had), and add it if there is none; returns whether topics were added: then call it again in another transaction, with topics ''{}'', and they begin';
 
 -- Reads the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)

@@ -17,7 +17,7 @@ from outbox.administration.checks.foreign import (
 )
 from outbox.administration.checks.locks import check_locks
 from outbox.administration.checks.pins import check_pins
-from outbox.administration.checks.readers import check_readers
+from outbox.administration.checks.readers import check_readers, check_unrouted
 from outbox.administration.checks.retention import check_retention
 from outbox.administration.checks.upkeep import check_upkeep
 from outbox.administration.connection import AdministrationConnection
@@ -44,12 +44,13 @@ CHECKS: Final[dict[str, Check]] = {
     "retention": check_retention,
     "receipts": by_statement(load("outbox", "check_receipts")),
     "readers": check_readers,
+    "unrouted": check_unrouted,
     "sessions": by_statement(load("outbox", "check_sessions")),
     "locks": check_locks,
 }
 OF_PROCESSES: Final = ("upkeep", "partitions", "retention")
 """The checks of the schema that a relay and a consumer may run for the metrics."""
-QUICK: Final = (*OF_PROCESSES, "cluster", "receipts")
+QUICK: Final = (*OF_PROCESSES, "cluster", "receipts", "unrouted")
 """The checks of the schema that `pillarbox status` and the page run, too."""
 OF_OVERVIEW: Final[dict[str, Callable[[Overview], Iterator[Finding]]]] = {
     "backlog": check_backlog,

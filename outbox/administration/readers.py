@@ -1,9 +1,10 @@
 """The readers of the outbox: who gets which messages, and publishes them where.
 
-The main reader exists from the beginning and gets everything. Further ones are added on
-purpose, so that a mistyped name neither publishes everything again nor holds the days
-of the messages. Topics can be added to a reader, and a reader that was dropped can
-return; both get only what commits from then on.
+The first relay adds the main reader, which gets everything, and a consumer its own.
+Further ones are added on purpose, so that a mistyped name neither publishes everything
+again nor holds the days of the messages. Topics can be added to a reader, and a reader
+that was dropped can return; both get only what commits from then on, except that a
+consumer gets a topic that no reader has ever had from the oldest message on.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.size import write_size
@@ -23,6 +24,7 @@ from outbox.postgres.sql_files import load
 
 MOST_COUNTED: Final = 10_000
 """Up to how many messages of a reader are counted."""
+_MOST_OF_A_DAY: Final = 1_000
 _PATIENCE: Final = timedelta(minutes=1)
 _MAX_NAME_BYTES: Final = 512
 
@@ -65,6 +67,38 @@ class Reader:
     def settled_as(self) -> str:
         """What becomes of its messages, as in outbox.message_status."""
         return "handled" if self.is_consumer else "published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrouted:
+    """The messages that no reader gets.
+
+    Attributes:
+        is_first: whether there has never been a reader.
+        messages: their number; if not `is_complete`, there are more.
+        topics: some of their topics.
+        more: how many more topics they have.
+        oldest: when the oldest one was added.
+        days: how many days are kept for them.
+        bytes: the size of these days.
+    """
+
+    is_first: bool
+    messages: int
+    is_complete: bool
+    topics: Sequence[str]
+    more: int
+    oldest: datetime
+    days: int
+    bytes: int
+
+
+def find_unrouted(connection: AdministrationConnection) -> Unrouted | None:
+    """Return the messages that no reader gets, if there are any."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        statement = load("outbox", "find_unrouted")
+        row = cursor.execute(statement, {"most": _MOST_OF_A_DAY}).fetchone()
+    return Unrouted(**row) if row and row["messages"] else None
 
 
 def list_readers(

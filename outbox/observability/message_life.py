@@ -477,7 +477,10 @@ def _why(
                 )
             return "its key is no longer blocked: it is next"
         case State.UNROUTED:
-            return "no reader gets its topic; pillarbox readers add lets one get it"
+            return (
+                "no reader gets it; pillarbox readers add … --from-oldest lets one"
+                " get it"
+            )
     if status["is_consumer"]:
         return f"due now, and not handled yet by {status['reader']}"
     relays = len(list_processes(connection, "outbox"))

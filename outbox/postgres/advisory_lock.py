@@ -15,7 +15,7 @@ from typing_extensions import override
 LOCK_CLASS: Final = int.from_bytes(b"pill")
 
 MAIN: Final = "main"
-"""The reader that every outbox has from the beginning."""
+"""The reader of everything, which the first relay adds."""
 
 END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"

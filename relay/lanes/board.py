@@ -82,6 +82,15 @@ class LaneBoard:
         self._claim_everywhere = True
         self._update_events()
 
+    def take_over(self) -> None:
+        """Make claims take every lane over again: the reader has more topics.
+
+        In memory, the lanes have passed the messages of these topics.
+        """
+        for lane in self._known.values():
+            lane.expire()
+        self.wake(refresh=True)
+
     def recheck_idle(self) -> None:
         """Make one claim read all idle lanes again."""
         for lane in self._known.values():

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, drop_reader
+from outbox.administration.readers import add_reader, drop_reader, list_readers
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.acceptance.counter import NAME, TOPIC
 from tests.acceptance.relays import as_role
@@ -107,7 +107,8 @@ def outbox(url: str, *topics: str, consumer: str = NAME) -> Broker:
     """Make the outbox of a database the broker of one consumer, without relays."""
     with administration(url, application_name="test") as connection:
         add_reader(connection, consumer, topics or [TOPIC], for_consumer=True)
-        drop_reader(connection, "main")
+        if list_readers(connection, "main"):
+            drop_reader(connection, "main")
     return Broker(
         url=as_role(url, "pillarbox_relay"),
         waiting=partial(_waiting_in_outbox, url, consumer),

@@ -5,6 +5,8 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from psycopg import sql
 
+from tests.fixtures.postgres import ADD_MAIN
+
 Contents: TypeAlias = dict[str, list[tuple[Any, ...]]]
 
 _DEAD_LETTER: Final = (
@@ -29,6 +31,7 @@ _ROWS: Final = (
     "INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)"
     " SELECT created_at, available_at, seq, id, lane, 'scheduled'"
     " FROM outbox.message WHERE available_at IS NOT NULL",
+    ADD_MAIN,
     "UPDATE outbox.reader SET broker = 'redis://h/0'",
     _BEAT.format("outbox", "relay"),
     _BEAT.format("inbox", "consumer"),

@@ -230,6 +230,9 @@ class LogModel:
         remembers_topics: a relay reads the topics when it takes the lane.
         begins_at_once: a topic begins in the snapshot of the transaction that adds it.
         starts_at_topic: a takeover starts where the last topic begins.
+        from_oldest: a topic begins at the oldest row, in one transaction.
+        oldest_moves_fence: that transaction stores a position.
+        oldest_adds_entries: it adds entries of the rows that positions cover.
         return_moves_fence: a reader that returns stores a position.
         return_ends_entries: a reader that returns ends what waits.
     """
@@ -265,12 +268,15 @@ class LogModel:
     remembers_topics: bool = False
     begins_at_once: bool = False
     starts_at_topic: bool = False
+    from_oldest: bool = False
+    oldest_moves_fence: bool = True
+    oldest_adds_entries: bool = True
     return_moves_fence: bool = True
     return_ends_entries: bool = True
 
     @property
     def keeps_numbers(self) -> bool:
-        return bool(self.budget.losses or self.budget.returns)
+        return bool(self.budget.losses or self.budget.returns or self.from_oldest)
 
     def start(self) -> State:
         database = Database(tuple(Writer(script) for script in self.scripts))
@@ -399,7 +405,9 @@ class LogModel:
                 state._replace(
                     database=created,
                     exempt=frozenset(
-                        row.id for row in database.rows if row.is_committed
+                        row.id
+                        for row in database.rows
+                        if row.is_committed and not (row.is_added and self.from_oldest)
                     ),
                 ),
             )
@@ -424,7 +432,7 @@ class LogModel:
             floors = owner.floors.note(database.next_xid, database.next_seq - 1)
             owner = owner._replace(floors=floors)
         owner = owner._replace(entries=self.remember(database.entries))
-        if self.remembers_topics:
+        if self.remembers_topics or self.from_oldest:
             owner = owner._replace(topic=database.topic)
         yield "a relay takes the lane", _with_owner(state, number, owner)
 
@@ -474,6 +482,8 @@ class LogModel:
                 ),
             )
         elif owner.batch is None:
+            if self.from_oldest and owner.topic != state.database.topic:
+                yield "the relay sees the topic", _with_owner(state, number, None)
             if len(owner.progress.days) < self.days and not state.database.dropped:
                 yield "the relay lists the days", self.list_days(state, number, owner)
             if self.moves_fence and (moved := self.move_fence(state, number, owner)):
@@ -756,6 +766,8 @@ class LogModel:
 
     def settle(self, state: State, number: int, owner: Owner, batch: Batch) -> State:
         database = state.database
+        if self.from_oldest and database.adding is not None:
+            return state  # It waits for the lock on the table of positions.
         after, rows = batch.after.settle(batch.days)
         if after.number > 4 * len(database.rows) + 8:
             raise BrokenPromiseError(f"row {batch.publish} is claimed again and again")
@@ -821,7 +833,9 @@ class LogModel:
 
     def add_topic(self, database: Database) -> Iterator[tuple[str, Database]]:
         """Do what `outbox.subscribe` does, each time in a transaction of its own."""
-        if database.adding is not None:
+        if database.adding is not None and self.from_oldest:
+            yield "the topic is there", self.begin_at_oldest(database, database.adding)
+        elif database.adding is not None:
             if database.is_dropped and database.returned is None:
                 database = self.return_at(database, database.adding)
             has_begun = self.begins_at_once or database.topic is not None
@@ -834,6 +848,24 @@ class LogModel:
         elif not database.has_begun and database.start is not None:
             since = Position(database.next_seq - 1, self.take_snapshot(database))
             yield "a process adds the topic", database._replace(adding=since)
+
+    def begin_at_oldest(self, database: Database, seen: Position) -> Database:
+        """Add entries of the rows that were seen and are covered."""
+        number = max((row.number for row in database.stored), default=0) + 1
+        days = DAYS[: self.days]
+        fence = [Stored(day, number, _position_of(database, day)) for day in days]
+        entries = {
+            row.id: DUE
+            for row in database.rows
+            if row.is_added and is_covered(database, row)
+            if seen.covers(row.seq, row.xid, _base(database))
+        }
+        if self.oldest_moves_fence:
+            database = store_positions(database, fence, keep=True)
+        if self.oldest_adds_entries:
+            entries |= dict(database.entries)
+            database = database._replace(entries=tuple(sorted(entries.items())))
+        return database._replace(topic=Position(), adding=None, has_begun=True)
 
     def return_at(self, database: Database, since: Position) -> Database:
         """End what waits, and begin anew."""
@@ -849,7 +881,8 @@ class LogModel:
         database, budget = state.database, state.budget
         if database.is_dropped or any("N" in script for script in self.scripts):
             for name, added in self.add_topic(database):
-                yield name, state._replace(database=added)
+                may_repeat = state.may_repeat or self.from_oldest
+                yield name, state._replace(database=added, may_repeat=may_repeat)
         if budget.returns:
             yield (
                 "the reader is dropped",

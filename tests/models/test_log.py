@@ -67,6 +67,25 @@ SMALL = {
     "a topic that is added to a reader that starts now": LogModel(
         ["xN.", "kN."], Budget(kills=1), most=2, from_now=True
     ),
+    # An owner from before has no handler for these rows, so their order is not checked.
+    "a topic from the oldest row on, beside late rows": LogModel(
+        ["xN.", "N.", "-."], most=2, from_oldest=True, is_ordered=False
+    ),
+    "a topic from the oldest row on, a kill and a lost lease": LogModel(
+        ["xN.", "N."],
+        Budget(kills=1, losses=1),
+        most=2,
+        from_oldest=True,
+        is_ordered=False,
+    ),
+    "a topic from the oldest row on, of a reader that starts now": LogModel(
+        ["xN.", "N."],
+        Budget(kills=1),
+        most=2,
+        from_now=True,
+        from_oldest=True,
+        is_ordered=False,
+    ),
     "a reader that returns, a refusal and a late row": LogModel(
         ["k.", "xk."], Budget(refusals=1, returns=1), most=2
     ),
@@ -214,6 +233,12 @@ BROKEN = {
     ),
     "a process settles what it had before its reader returned": LogModel(
         ["k."], Budget(refusals=1, returns=1, kills=1), return_moves_fence=False
+    ),
+    "a process settles what it had before a topic began at the oldest row": LogModel(
+        ["-.", "N."], most=2, from_oldest=True, oldest_moves_fence=False
+    ),
+    "a topic from the oldest row on without entries of what was passed": LogModel(
+        ["N.", "-."], from_oldest=True, oldest_adds_entries=False
     ),
     "a relay remembers the topics": LogModel(["N.", "N."], remembers_topics=True),
     "a topic begins before claims can see it": LogModel(

@@ -10,6 +10,7 @@ import pytest
 from outbox.administration.readers import list_readers
 from outbox.observability.measures.reading import Scope
 from outbox.observability.overview import read_overview
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
@@ -57,6 +58,11 @@ SELECT count(*) FROM outbox.partitions('outbox.message') AS d,
        outbox.unsettled_messages(d.partition, d.starts_at, d.ends_at)
  WHERE d.starts_at = %s
 """
+FIND_UNROUTED = (
+    f"SELECT u.messages FROM ({load('outbox', 'find_unrouted')}) AS u".replace(
+        "%(most)s", "1000"
+    )
+)
 # Of today's few messages, whose day is so small, everything may be read.
 READ = """
 SELECT coalesce(sum(seq_tup_read), 0), coalesce(sum(idx_tup_fetch), 0)
@@ -156,10 +162,13 @@ def test_the_gate_finds_what_waits(url: str, today: datetime) -> None:
     assert cost(url, GATE, today).found == WAITING
 
 
+@pytest.mark.parametrize(
+    "query", ["SELECT count(*) FROM outbox.unrouted_messages()", FIND_UNROUTED]
+)
 def test_what_no_reader_gets_is_found_without_reading_what_one_gets(
-    url: str, case: Case
+    url: str, case: Case, query: str
 ) -> None:
-    found = cost(url, "SELECT count(*) FROM outbox.unrouted_messages()")
+    found = cost(url, query)
 
     assert found.found == found.read_sequentially == 0
     assert found.messages <= case.days * (LANES + TOPICS + 1)

@@ -16,12 +16,14 @@ from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
+from relay.reader import RelayReader
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
 from tests.fixtures.sessions import execute
 
 TODAY = "SELECT current_date"
+SUBSCRIBE = "SELECT outbox.subscribe('invoices', '{orders}', NULL, false, NULL)"
 
 INSERT = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
@@ -211,6 +213,28 @@ async def test_lanes_where_a_claim_finds_only_other_topics_are_idle(
         board.wake()
         batch = await claim(connection, board)
     assert [row.topic for row in batch.rows] == ["invoices"]
+
+
+async def test_once_a_relay_sees_a_new_topic_it_claims_what_its_lanes_have_passed(
+    unread_database_url: str,
+) -> None:
+    url = unread_database_url
+    with administration(url, application_name="test") as administrator:
+        add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
+    board = board_of_all_lanes("invoices")
+    reader = RelayReader(
+        "invoices", "redis://b", ScriptedPublisher(), on_topics=board.take_over
+    )
+    async with await connect(url, application_name="test") as connection:
+        assert await reader.may_publish(connection)
+        insert(url, Message("orders", b"", key="k"))
+        assert (await claim(connection, board)).rows == []
+        execute(url, SUBSCRIBE)
+        board.wake(refresh=True)
+        assert (await claim(connection, board)).rows == []
+        assert await reader.may_publish(connection)
+        batch = await claim(connection, board)
+    assert [row.topic for row in batch.rows] == ["orders"]
 
 
 @pytest.mark.parametrize("others", [0, 10**6])

@@ -22,7 +22,7 @@ def test_every_option_reaches_the_relay(monkeypatch: pytest.MonkeyPatch) -> None
     options = (
         *("--batch-size=7", "--concurrency=3", "--max-payload-bytes=9"),
         *("--lease=5s", "--publish-timeout=6s", "--drain=8s", "--max-attempts=2"),
-        *("--strict-order", "--switch-broker", "--reader=audit"),
+        *("--strict-order", "--switch-broker", "--reader=audit", "--from-now"),
     )
     database = "postgresql://localhost/shop"
     assert main(["relay", f"--database={database}", "--broker=memory://", *options])
@@ -39,6 +39,7 @@ def test_every_option_reaches_the_relay(monkeypatch: pytest.MonkeyPatch) -> None
             retry=RetryPolicy(max_attempts=2),
         ),
         "switch_broker": True,
+        "from_now": True,
         "reader": "audit",
         "broker": "memory://",
     }

@@ -1,10 +1,18 @@
 """Several readers of one outbox: each gets its messages and has its own state."""
 
+import asyncio
+import json
+import re
+import shlex
 from contextlib import AbstractAsyncContextManager
+from itertools import product
 from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg.rows import TupleRow
 
 from outbox.administration.connection import administration
 from outbox.administration.doctor import examine_quickly
@@ -22,9 +30,19 @@ from relay.events import (
 from relay.publisher import Acked, Nacked
 from tests.fixtures import positions
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.postgres import ADD_MAIN
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import LONG, PATIENT, Running, insert, numbered, running
+from tests.fixtures.relay import (
+    LONG,
+    PATIENT,
+    Running,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import wait_for
 from tests.relay.test_sharing import wait_until_held
 
 
@@ -263,6 +281,29 @@ async def test_a_topic_begins_after_what_claims_have_passed_while_it_was_added(
     assert set(states(database_url, "hooks", "tenant")) == {"passes it", "after"}
 
 
+async def test_a_topic_that_begins_at_the_oldest_message_includes_what_was_passed(
+    unread_database_url: str,
+) -> None:
+    """In a lane that is settled, and in one that has been idle since."""
+    url, publisher = unread_database_url, ScriptedPublisher()
+    add(url, "hooks", "orders")
+    subscribe = "SELECT outbox.subscribe('hooks', '{invoices}', NULL, false, NULL)"
+    async with relay_of(url, "hooks", publisher) as relay:
+        await wait_until_held(relay, LANES)
+        insert(url, Message("invoices", b"", tenant="idle", key="other"))
+        insert(url, *as_marked("invoices", "passed"), *as_marked("orders", "passes it"))
+        await publisher.until_acked(1)
+        with psycopg.connect(url) as writer:
+            writer.execute(ADD, ("invoices", "open"))
+            execute(url, subscribe)
+            await publisher.until_acked(3)
+        await publisher.until_acked(4)
+        await asyncio.to_thread(wait_for, "settled", lambda: not unsettled(url))
+    marks = marks_of(publisher)
+    assert {*marks} == {"passes it", "passed", "idle", "open"}
+    assert marks.index("passed") < marks.index("open")
+
+
 async def test_a_dropped_reader_returns_without_what_it_had_left(
     database_url: str,
 ) -> None:
@@ -412,9 +453,8 @@ async def test_a_message_that_no_reader_gets_is_reported_and_kept(
         await publisher.until_acked(1)
     assert publisher.topics() == ["invoices"]
     _, findings = doctor(database_url)
-    assert "no reader gets 1 messages of mistyped: their days are kept" in {
-        it["finding"] for it in findings
-    }
+    (finding,) = (it["finding"] for it in findings if it["check"] == "unrouted")
+    assert finding.startswith("no reader gets 1 message of mistyped, the oldest of ")
     assert states(database_url, None) == {"mistyped": "unrouted", "orders": "discarded"}
     assert (None, "mistyped", "unrouted") in holding(database_url)
     unrouted = "SELECT topic FROM outbox.unsettled_message WHERE state = 'unrouted'"
@@ -481,3 +521,138 @@ def test_a_reader_without_a_relay_is_found_although_another_has_one(
     found = backlog()
     remedy = found["no relay of reader webhooks is running: its messages wait"]
     assert remedy.startswith("pillarbox relay --broker redis://b/0 --reader webhooks ")
+
+
+PATTERNS = st.from_regex(r"[ab]{0,3}\*|[ab]{1,3}", fullmatch=True)
+
+
+def includes(pattern: str, topic: str) -> bool:
+    prefix = pattern.removesuffix("*")
+    return topic.startswith(prefix) if "*" in pattern else topic == pattern
+
+
+@given(PATTERNS, PATTERNS)
+def test_topics_overlap_if_a_message_can_belong_to_both(
+    connection: psycopg.Connection[TupleRow], a: str, b: str
+) -> None:
+    topics = ["".join(it) for n in range(1, 5) for it in product("ab", repeat=n)]
+    expected = any(includes(a, topic) and includes(b, topic) for topic in topics)
+    ((found,),) = connection.execute("SELECT outbox.overlap(%s, %s)", (a, b))
+    assert found == expected
+
+
+def test_readers_are_added_one_after_the_other(unread_database_url: str) -> None:
+    """Of two that start at once, the first begins at the oldest message."""
+    url = unread_database_url
+    subscribe = "SELECT outbox.subscribe(%s, '{orders}', 'direct', false, NULL)"
+    with (
+        psycopg.connect(url) as first,
+        psycopg.connect(url, autocommit=True) as second,
+    ):
+        first.execute(subscribe, ("one",))
+        second.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            second.execute(subscribe, ("two",))
+        first.commit()
+        second.execute(subscribe, ("two",))
+    begun = "SELECT reader, since_seq FROM outbox.subscription ORDER BY reader"
+    insert(url, Message("orders", b""))
+    ((one, _), (two, _)) = execute(url, begun)
+    assert (one, two) == ("one", "two")
+    since = "SELECT count(*) FROM outbox.subscription WHERE since::text = '1:1:'"
+    assert execute(url, since) == [(1,)]
+
+
+def test_before_the_first_reader_there_is_one_notice(
+    unread_database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = unread_database_url
+
+    def findings(command: str) -> list[tuple[str, str, str]]:
+        main([command, "--json", "--database", url])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return [
+            (it["severity"], it["finding"], it["remedy"])
+            for it in found
+            if it["check"] in {"unrouted", "readers", "backlog"}
+        ]
+
+    for command in ("doctor", "status"):
+        assert findings(command) == []
+    insert(url, *(Message(topic, b"") for topic in "aab"))
+    for command in ("doctor", "status"):
+        ((severity, finding, remedy),) = findings(command)
+        assert severity == "hint"
+        assert finding.startswith("3 messages wait for a first reader, the oldest of ")
+        assert "pillarbox relay --broker URL  # or pillarbox consume" in remedy
+    # Its day is kept.
+    assert positions.count_holding(url) == 3
+    execute(
+        url,
+        "INSERT INTO outbox.message (created_at, id, lane, topic, content_type,"
+        " payload) VALUES (now() - interval '25 hours', outbox.uuid7(), 0, 't', 'c',"
+        " '')",
+    )
+    ((severity, finding, _),) = findings("doctor")
+    assert (severity, finding[:10]) == ("warning", "4 messages")
+
+
+def test_where_consumers_read_the_doctor_asks_for_no_relay(
+    unread_database_url: str, doctor: Doctor
+) -> None:
+    add(unread_database_url, "billing", broker=None, for_consumer=True)
+    insert(unread_database_url, Message("orders", b""))
+    _, found = doctor(unread_database_url)
+    assert [it for it in found if "relay" in it["finding"] + it["remedy"]] == []
+    # One from a migration of before.
+    execute(unread_database_url, ADD_MAIN)
+    _, (one, *more) = doctor(unread_database_url)
+    assert (one["severity"], more) == ("warning", [])
+    assert one["finding"] == "no relay of reader main is running: its messages wait"
+    assert one["remedy"].endswith("pillarbox readers drop main")
+
+
+def test_the_commands_for_messages_that_no_reader_gets_can_be_pasted(
+    unread_database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = unread_database_url
+    add(url, "billing", "orders")
+    topics = ["refunds", "a topic", "o'hara", *(f"t{n}" for n in range(9))]
+    insert(url, *(Message(topic, b"") for topic in topics))
+
+    def finding() -> tuple[str, str] | None:
+        capsys.readouterr()
+        main(["status", "--json", "--database", url])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return next(
+            (
+                (it["finding"], it["remedy"])
+                for it in found
+                if it["check"] == "unrouted"
+            ),
+            None,
+        )
+
+    found = finding()
+    assert found is not None
+    said, remedy = found
+    assert re.fullmatch(
+        r"no reader gets 12 messages of a topic, o'hara, refunds, t0, .* and 2 topics"
+        r" more, the oldest of \S+ \S+: for them 1 day with [\d,]+ kB is kept",
+        said,
+    )
+    discard = remedy.partition("nobody is to get them, ")[2]
+    assert main([*shlex.split(discard)[1:], "--database", url]) == 0
+    found = finding()
+    assert found is not None
+    assert found[0].startswith("no reader gets 2 messages of t7, t8, the oldest of ")
+    add_them = remedy_words(found[1].partition("  #")[0], "hooks", "redis://b")
+    assert main([*add_them, "--database", url]) == 0
+    assert finding() is None
+    assert states(url, "hooks") == {"t7": "ready", "t8": "ready"}
+
+
+def remedy_words(remedy: str, name: str, broker: str) -> list[str]:
+    """Return the arguments of a command, with its placeholders filled in."""
+    values = {"NAME": name, "URL": broker}
+    return [values.get(word, word) for word in shlex.split(remedy)[1:]]

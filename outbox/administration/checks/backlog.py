@@ -51,14 +51,18 @@ def _relay_of(reader: str, overview: Overview) -> str:
 def _check_outbox(overview: Overview) -> Iterator[Finding]:
     processes = overview.processes
     unserved = () if processes is None else processes.unserved
+    # Where consumers read, one that no relay has ever run may not be needed.
+    is_needed = not any(it.is_reader for it in overview.consumers) or (
+        processes is not None and processes.broker is not None
+    )
     for reader in unserved:
-        if reader != MAIN:
+        if reader != MAIN or not is_needed:
             yield warning(
                 f"no relay of reader {reader} is running: its messages wait",
                 f"{_relay_of(reader, overview)}  # start it; or, if it is not needed"
                 f" any more, pillarbox readers drop {for_shell(reader)}",
             )
-    is_relayed = MAIN not in unserved
+    is_relayed = MAIN not in unserved or not is_needed
     waited = None if overview.outbox is None else overview.outbox.waited
     if waited is None or waited < _WAITING:
         if not is_relayed:

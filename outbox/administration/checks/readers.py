@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, warning
+from outbox.administration.check import Finding, Installation, hint, warning
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.readers import count_of, held_by, list_readers
-from outbox.logs.printable import for_shell
-from outbox.postgres.sql_files import load
+from outbox.administration.readers import (
+    count_of,
+    find_unrouted,
+    held_by,
+    list_readers,
+)
+from outbox.administration.size import write_size
+from outbox.logs.printable import count, for_shell
 
 _BEHIND: Final = timedelta(days=1)
 
@@ -16,7 +21,7 @@ _BEHIND: Final = timedelta(days=1)
 def check_readers(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find readers that are behind, and messages that no reader gets."""
+    """Find readers that are behind."""
     for reader in list_readers(connection):
         if reader.dropped_at is not None or reader.discards:
             continue
@@ -30,11 +35,36 @@ def check_readers(
                 f"pillarbox {start}"
                 "  # or, if it is not needed any more, pillarbox readers drop",
             )
-    for messages, topics in connection.execute(load("outbox", "find_unrouted")):
-        if messages:
-            yield warning(
-                f"no reader gets {messages} messages of {', '.join(topics)}:"
-                " their days are kept",
-                "pillarbox readers add NAME --topic TOPIC --from-oldest"
-                "  # or with --discard",
-            )
+
+
+def check_unrouted(
+    connection: AdministrationConnection, _here: Installation
+) -> Iterator[Finding]:
+    """Find messages that no reader gets."""
+    found = find_unrouted(connection)
+    if found is None:
+        return
+    messages = count(found.messages, "message")
+    if not found.is_complete:
+        messages = f"at least {messages}"
+    since = f"the oldest of {found.oldest:%F %R%z}"
+    if found.is_first:
+        is_old = datetime.now(UTC) - found.oldest > _BEHIND
+        verb = "waits" if found.messages == 1 else "wait"
+        yield (warning if is_old else hint)(
+            f"{messages} {verb} for a first reader, {since}",
+            "pillarbox relay --broker URL  # or pillarbox consume MODULE:NAME",
+        )
+        return
+    topics = ", ".join(found.topics)
+    if found.more:
+        topics += f" and {count(found.more, 'topic')} more"
+    days = f"{count(found.days, 'day')} with {write_size(found.bytes)}"
+    words = " ".join(f"--topic {for_shell(topic)}" for topic in found.topics)
+    yield warning(
+        f"no reader gets {messages} of {topics}, {since}: for them {days}"
+        f" {'is' if found.days == 1 else 'are'} kept",
+        f"pillarbox readers add NAME --broker URL {words} --from-oldest"
+        f"  # or, if nobody is to get them,"
+        f" pillarbox readers add ignored {words} --from-oldest --discard",
+    )

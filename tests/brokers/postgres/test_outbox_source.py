@@ -42,7 +42,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.readers import add_consumer
-from tests.fixtures.relay import end_sessions, insert
+from tests.fixtures.relay import UNSETTLED, end_sessions, insert
 from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import payloads, receive_despite_losses
@@ -529,6 +529,96 @@ async def test_a_newer_replica_adds_its_topics_and_an_older_one_passes_none_of_t
     with administration(database_url, application_name="test") as connection:
         (reader,) = list_readers(connection, "billing")
     assert reader.topics == ["orders", "orders.*", "reports"]
+
+
+async def test_a_consumer_begins_at_the_oldest_message_of_a_topic_that_nobody_has_had(
+    unread_database_url: str,
+) -> None:
+    url = unread_database_url
+
+    async def consume(consumer: str, *topics: str, tenants: str) -> None:
+        source = PostgresSource(url, consumer=consumer, topics=topics)
+        async with asyncio.timeout(60), source:
+            insert(url, Message(topics[0], b"", tenant="after"))
+            received = await receive(source, len(tenants.split()))
+        assert received == Counter(tenants.split())
+
+    for topic in ("orders.paid", "refunds", "reports"):
+        insert(url, Message(topic, b"", tenant=topic))
+    with psycopg.connect(url) as writer:
+        writer.execute(ADD_REPORT, ("open",))
+        await consume("billing", "orders.paid", tenants="orders.paid after")
+        # Of each other reader that has had a part of its topics, even if it is gone.
+        await consume("audit", "orders.*", "refunds", tenants="refunds after")
+        with administration(url, application_name="test") as connection:
+            drop_reader(connection, "audit", discard=True)
+        await consume("late", "refunds", tenants="after")
+        writer.commit()
+    await consume("reports", "reports", tenants="reports open after")
+
+
+async def test_a_topic_that_nobody_has_had_is_added_with_its_messages_in_order(
+    unread_database_url: str,
+) -> None:
+    """The older replica has passed them in all lanes, and has one in flight."""
+    url = unread_database_url
+
+    def replica(*topics: str) -> PostgresSource:
+        return PostgresSource(
+            url,
+            consumer="billing",
+            topics=topics,
+            poll_interval=timedelta(milliseconds=50),
+        )
+
+    async with asyncio.timeout(90), replica("orders") as old:
+        others = [b"of %d" % n for n in range(16)]
+        insert(url, *(Message("reports", it, key=it.decode()) for it in others))
+        insert(url, *(Message("reports", b"%d" % n, key="k") for n in range(3)))
+        insert(url, Message("orders", b"first", key="k"))
+        in_flight: Sequence[Delivery] = ()
+        while not in_flight:
+            in_flight = await old.receive(limit=1)
+        with psycopg.connect(url) as writer:
+            writer.execute(ADD_REPORT, ("open",))
+            async with replica("orders", "reports") as new:
+                insert(url, Message("reports", b"3", key="k"))
+                writer.commit()
+                insert(url, Message("orders", b"last", key="other"))
+                for delivery in in_flight:
+                    await delivery.ack()
+                all_payloads = {b"0", b"1", b"2", b"3", b"last", b"{}", *others}
+                seen: list[tuple[str | None, bytes]] = []
+                while not all_payloads <= {payload for _, payload in seen}:
+                    for source in (old, new):
+                        for delivery in await source.receive(limit=20):
+                            message = delivery.message
+                            # The older one has no handler for it.
+                            if source is old and message.topic == "reports":
+                                await delivery.hand_back(timedelta(milliseconds=1))
+                                continue
+                            seen.append((message.key, message.payload))
+                            await delivery.ack()
+    ordered = [payload for key, payload in dict.fromkeys(seen) if key == "k"]
+    assert [it for it in ordered if it != b"first"] == [b"0", b"1", b"2", b"3"]
+    await until(url, UNSETTLED, 0)
+
+
+async def test_readers_add_decides_beforehand_where_a_consumer_begins(
+    unread_database_url: str,
+) -> None:
+    url = unread_database_url
+    insert(url, Message("orders", b"", tenant="before"))
+    with administration(url, application_name="test") as connection:
+        for name, from_oldest in (("now", False), ("oldest", True)):
+            add_reader(
+                connection, name, ["orders"], for_consumer=True, from_oldest=from_oldest
+            )
+    insert(url, Message("orders", b"", tenant="after"))
+    for name, tenants in (("now", ["after"]), ("oldest", ["before", "after"])):
+        source = PostgresSource(url, consumer=name, topics=["orders"])
+        async with asyncio.timeout(60), source:
+            assert await receive(source, len(tenants)) == Counter(tenants)
 
 
 async def test_a_dropped_consumer_returns_for_what_is_new(database_url: str) -> None:
