@@ -131,8 +131,6 @@ class PostgresSource:
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
 
-    messaging_system = "outbox"
-
     def __init__(
         self,
         url: str,
