@@ -56,8 +56,11 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(site: Site) -> None
     messages = [Message("orders", str(n).encode()) for n in range(LETTERS)]
     give_up(site.url, *messages, schema="inbox")
     options = ("shop_app:consumer", "--dead-letter-interval=1s")
-    url = as_role(site.url, "pillarbox_consumer")
-    started = [site.run(*options, TEST_URL=url) for _ in range(2)]
+    roles = {
+        "TEST_URL": as_role(site.url, "pillarbox_consumer"),
+        "TEST_BROKER": as_role(site.url, "pillarbox_relay"),
+    }
+    started = [site.run(*options, **roles) for _ in range(2)]
     wait_for(
         "the runs of both have ended",
         lambda: sum(retried(consumer.log()) for consumer in started) == LETTERS,

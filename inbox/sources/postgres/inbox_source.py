@@ -70,6 +70,8 @@ class InboxSource:
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
 
+    messaging_system = "postgres"
+
     def __init__(
         self,
         url: str,

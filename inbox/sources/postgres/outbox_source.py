@@ -170,8 +170,6 @@ class PostgresSource:
         leave_timeout: how long leaving waits for the outcomes to be written.
     """
 
-    messaging_system = "outbox"
-
     def __init__(
         self,
         url: str,
