@@ -11,7 +11,7 @@ import pytest
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.passwords import PASSWORD, set_password
-from tests.fixtures.postgres import NEVER, migrate
+from tests.fixtures.postgres import ADD_MAIN, NEVER, migrate
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, NOTED, PENDING, steps
@@ -85,6 +85,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[PostgresServer]]:
 
 def prepare(url: str) -> None:
     migrate(url)
+    execute(url, ADD_MAIN)
     # Without workers, the launcher connects as this role, and asks the environment.
     for password in PASSWORD.values():
         set_password(url, "pillarbox_detacher", password)
