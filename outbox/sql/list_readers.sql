@@ -60,6 +60,7 @@ SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped
                          AND EXISTS (SELECT FROM outbox.subscription AS s
                                       WHERE s.reader = p.reader
                                         AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
+                       ORDER BY q.seq  -- otherwise bitmaps of whole days
                        LIMIT %(most)s
                       ) AS m
                 WHERE p.reader = r.reader
