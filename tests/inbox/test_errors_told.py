@@ -240,7 +240,8 @@ async def test_webhooks_and_retries_of_dead_letters_tell_no_text(
 
     codec = AesGcm({"here": AESGCM.generate_key(256)})
     async with async_sessions_of(database_url) as sessions:
-        app = hook_app(dict.fromkeys(WAYS, fail), sessions, events, LogEvents())
+        handlers = dict.fromkeys(WAYS, fail)
+        app = hook_app(handlers, sessions, events, LogEvents(), codec=codec)
         async with served(app) as url:
             for way in WAYS:
                 plain = Message(way, b"1", content_type="text/plain")

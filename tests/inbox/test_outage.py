@@ -129,7 +129,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
             await restarted.wait()
         await note(session, message)
 
-    broker = with_options(url, lease=timedelta(seconds=2))
+    broker = with_options(copy_of(url), lease=timedelta(seconds=2))
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(
             broker, sessions, name="billing", retry=NEVER, max_in_flight=4

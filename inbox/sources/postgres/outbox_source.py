@@ -51,6 +51,8 @@ _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
 _MAX_CLAIMS: Final = 4
 """So many claims' worth of messages are ready at most, if some tenants are left out."""
+_LEFT_OUT: Final = 0.05
+"""Seconds that a source waits for messages while tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
 _TO_END: Final = "only pillarbox readers drop ends that, for all topics of the reader"
@@ -65,7 +67,7 @@ class _Handover:
         self.ready: Ready[Handed] = Ready()
         self.some = asyncio.Event()
         self._prefetch = prefetch
-        self._left_out: frozenset[str] = frozenset()
+        self.left_out: frozenset[str] = frozenset()
         self._wanted = asyncio.Event()
         # So that a search brings as many messages of a tenant as a claim.
         self._tenants = Tenants(2 * prefetch)
@@ -86,7 +88,7 @@ class _Handover:
             # Before they have none, as others are handed out during a search.
             stocked = ready.stocked(max(1, self._prefetch // 4))
             is_due = can_search and self._tenants.is_due(
-                len(ready), stocked, stuck=ready.has_only(self._left_out)
+                len(ready), stocked, stuck=ready.has_only(self.left_out)
             )
             lacks = self._claimed.difference(stocked)
             if is_due and (self._is_next or not (lacks or self._is_short())):
@@ -100,7 +102,7 @@ class _Handover:
         # tenant, too, and what it brings costs less to settle.
         self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
-            {*self._known, *self._left_out},
+            {*self._known, *self.left_out},
             self._tenants.after,
             self._tenants.max_steps,
             self._tenants.rows_each,
@@ -118,7 +120,7 @@ class _Handover:
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
             return False
-        return not self.ready or self.ready.has_only(self._left_out)
+        return not self.ready or self.ready.has_only(self.left_out)
 
     def hand_over(self, messages: Sequence[Handed]) -> None:
         for message in messages:
@@ -140,7 +142,7 @@ class _Handover:
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Hand out no messages of these tenants, until the next call."""
-        self._left_out = frozenset(tenants)
+        self.left_out = frozenset(tenants)
         self._wanted.set()
         self.some.set()
 
@@ -149,7 +151,7 @@ class _Handover:
         self.some.clear()
         taken: list[Handed] = []
         while len(taken) < limit:
-            found = self.ready.take(limit - len(taken), self._left_out)
+            found = self.ready.take(limit - len(taken), self.left_out)
             if not found:
                 break
             taken += [message for message in found if message.begin()]
@@ -276,8 +278,10 @@ class PostgresSource:
         """
         taken = self._handover.take(limit)
         if not (taken or self._failure or self._refusal):
+            # While this waits, the caller can't let tenants in again.
+            poll = min(self._poll, _LEFT_OUT) if self._handover.left_out else self._poll
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll):
+                async with asyncio.timeout(poll):
                     await self._handover.some.wait()
             taken = self._handover.take(limit)
         if not taken:

@@ -63,14 +63,15 @@ class Tenants:
         """
         if ready >= _MAX_CLAIMS * self._prefetch:
             return False
+        is_time = self._clock() >= self._search_at
         if stuck:
-            return True
+            return is_time
         if not self._deep:
             return False
         # Only a few searches per claim: cost must not grow with the number of tenants.
         some = self._handed_out >= self._prefetch // 4
         short = some and not self._more.issubset(tenants)
-        return short or self._clock() >= self._search_at
+        return short or is_time
 
     def searched(
         self,

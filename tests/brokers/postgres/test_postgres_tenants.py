@@ -140,3 +140,13 @@ def test_each_tenants_share_shrinks_with_the_number_of_tenants(
     assert tenants.rows_each == 32
     tenants.searched([""], [f"t{n}" for n in range(30)], ready=["a"], cut=False)
     assert tenants.rows_each == 4
+
+
+def test_a_search_for_tenants_that_are_not_left_out_is_repeated_after_a_while(
+    tenants: Tenants, clock: Clock
+) -> None:
+    assert tenants.is_due(10, ["a"], stuck=True)
+    tenants.searched(["", "a"], [], ready=["a"], cut=False)
+    assert not tenants.is_due(10, ["a"], stuck=True)
+    clock.now += 1
+    assert tenants.is_due(10, ["a"], stuck=True)
