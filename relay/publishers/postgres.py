@@ -66,9 +66,10 @@ class PostgresPublisher:
     in_database = True
 
     def __init__(self, url: str) -> None:
-        self.identity = PostgresOptions.identity(url)
+        given = url
         url, options = PostgresOptions.parse(url)
         conninfo(url)
+        self.identity = PostgresOptions.identity(given)
         if options.unsubscribed == "drop" and not options.inbox:
             raise ConfigError(
                 "broker URL option unsubscribed=drop: is for inbox=true; to discard "
