@@ -293,7 +293,7 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
         said["trace"] = await asyncio.to_thread(run, "trace", str(handled.id))
         said["its key"] = await asyncio.to_thread(run, "trace", str(behind.id))
     said["stopped"] = run("trace", str(failed.id))
-    insert_row(database_url, {"created_at": "now() - interval '26 hours'"})
+    insert_row(database_url, {"created_at": "now() - interval '24 hours'"})
     said["left"] = run("doctor")
     said["drop"] = run("readers", "drop", "billing")
 
