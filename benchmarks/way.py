@@ -1,6 +1,6 @@
-"""How long the way of a message is: Python calls, statements, round trips, and time.
+"""What a message costs from commit to handler: calls, statements, round trips, time.
 
-Three ways, each in a process of its own: a consumer that reads the outbox itself, a
+Three programs, each in a process of its own: a consumer that reads the outbox itself, a
 relay whose publisher does nothing, and a bare loop that LISTENs, SELECTs, and inserts a
 receipt and a row for each message with an `AsyncSession`. Messages come one at a time,
 or all at once. Those that are counted wait for the one before; those that are timed

@@ -238,9 +238,18 @@ async def test_webhooks_and_retries_of_dead_letters_tell_no_text(
     async def fail(session: AsyncSession, message: Message) -> None:
         WAYS[message.topic]()
 
+    codec = AesGcm({"here": AESGCM.generate_key(256)})
     async with async_sessions_of(database_url) as sessions:
         app = hook_app(dict.fromkeys(WAYS, fail), sessions, events, LogEvents())
         async with served(app) as url:
+            for way in WAYS:
+                plain = Message(way, b"1", content_type="text/plain")
+                sealed = encoded(plain, codec)
+                answer = await post(url, request_of(sealed), sealed.payload)
+                assert SECRET not in str(answer)
+                # Nothing is in clear beside a payload that is encoded.
+                assert SECRET not in repr(traces_in(database_url))
+            assert not traces_in(database_url)
             for way in WAYS:
                 message = Message(way, b"1", content_type="text/plain")
                 answer = await post(url, request_of(message), message.payload)
