@@ -19,7 +19,7 @@ from typing_extensions import override
 from outbox import tracing
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.events import Observer, Observers, ProcessMeasured
-from outbox.gather import Process, end
+from outbox.gather import Process, end, gather
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.log.reader import CLAIM_SETTINGS
 from outbox.logs.printable import for_sql
@@ -250,12 +250,13 @@ class Relay(Process):
                 self._lanes.reader.takeover.since = record.since
                 self._lanes.gets_all = record.gets_all
                 await self._reader.may_publish(connection, switch=self._switch_broker)
-                for link in (self._sweep_link, *self._links):
+                links = (self._sweep_link, *self._links)
+                for link in links:
                     stack.push_async_callback(link.close)
-                    # One that is opened later makes all claims start over. If that came
-                    # between a takeover and its claim, it would read settled messages.
-                    async with link.use():
-                        self._lanes.opened(link.opened_at, ())
+                # One that is opened later makes all claims start over. If that came
+                # between a takeover and its claim, it would read settled messages.
+                await gather(link.connection() for link in links)
+                self._lanes.opened(max(link.opened_at for link in links), ())
             self._notify(RelayStarted(publisher=self._name))
             self._started.set()
             async with asyncio.TaskGroup() as group:

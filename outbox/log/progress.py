@@ -14,11 +14,16 @@ take over again.
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
-from typing import NamedTuple, Self
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import Final, NamedTuple, Self
 
 from outbox.log.hidden import Floors, Hidden
 from outbox.log.position import Position, Snapshot
+
+# Each claim asks each lane, and these are no calls of Python.
+_DAY: Final = itemgetter(0)
+_POSITION: Final = itemgetter(1)
 
 
 class Day(NamedTuple):
@@ -125,27 +130,17 @@ class Progress(NamedTuple):
 
     def parts(self) -> Sequence[Part]:
         """Return what a claim reads: one part if all days have the same position."""
-        first, position = self.days[0]
-        for _, other in self.days:
-            if other is not position:
-                break
-        else:
-            return (self._part(first, self.days[-1][0], position),)
-        return [
-            self._part(days[0][0], days[-1][0], position)
-            for position, days in (
-                (position, list(same))
-                for position, same in groupby(self.days, lambda day: day[1])
-            )
-        ]
-
-    def _part(self, first: Day, last: Day, position: Position) -> Part:
-        start = position.late_up_to
-        if start is None:
-            start = position.up_to
-            if self.late is not None:
-                start = min(start, self.late - 1)
-        return Part(first.starts_at, last.ends_at, start, position)
+        parts = []
+        for position, same in groupby(self.days, _POSITION):
+            days = [*same]
+            start = position.late_up_to
+            if start is None:
+                start = position.up_to
+                if self.late is not None:
+                    start = min(start, self.late - 1)
+            first, last = days[0][0].starts_at, days[-1][0].ends_at
+            parts.append(Part(first, last, start, position))
+        return parts
 
     def find_hidden(self, floors: Floors) -> Hidden | None:
         """Return the transactions whose end makes claims start lower.
@@ -183,7 +178,7 @@ class Progress(NamedTuple):
             if self.as_of is None:
                 # Most claims. No position gets a late part, so all are the same.
                 read = Position(up_to, snapshot)
-                days = tuple([(day, read) for day, _ in self.days])
+                days = tuple(zip(map(_DAY, self.days), repeat(read)))
                 return type(self)(days, self.number, self.fence, snapshot, next_xid)
         as_of = self.as_of or snapshot
         days = tuple(

@@ -10,13 +10,14 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.connection import Connection, connect, conninfo
+from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
 from pillarbox import Message, uuid7
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.lanes.batch import ClaimedBatch
 from relay.lanes.board import LaneBoard
 from relay.reader import RelayReader
+from relay.relay import WORKER_SETTINGS
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
@@ -60,6 +61,35 @@ async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
         batch = await claim(connection, board_of_all_lanes())
 
     assert [row.topic for row in batch.rows] == ["head", "next"]
+
+
+PLANS = """
+    SELECT generic_plans, custom_plans FROM pg_prepared_statements
+     WHERE statement LIKE '%Read the next messages%'
+"""
+
+
+async def test_claims_of_a_day_share_one_plan_and_other_statements_have_none(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b""))
+    board = board_of_all_lanes()
+    async with await connect(
+        database_url,
+        application_name="test",
+        settings=WORKER_SETTINGS,
+        prepare_threshold=NOT_PREPARED,
+    ) as connection:
+        for _ in range(20):
+            assert len((await claim(connection, board)).rows) == 1
+            await connection.execute("SELECT 1")
+        found = await (await connection.execute(PLANS)).fetchall()
+        cursor = await connection.execute("SELECT count(*) FROM pg_prepared_statements")
+        prepared = await cursor.fetchone()
+
+    # PostgreSQL plans the first five for their parameters.
+    assert sum(generic for generic, _ in found) >= 10, found
+    assert prepared == (len(found),)
 
 
 async def test_a_relay_that_takes_over_starts_at_the_position(
