@@ -1,7 +1,7 @@
 """The postgres publisher appends to the outbox of another database."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from inbox.events import MessageHandled
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import Priority, lane_of
-from outbox.testing.postgres import PostgresServer
 from outbox.url import FileUrl
 from pillarbox import Consumer, Message
 from relay.dead_letters.retry import PublishingRetrier
@@ -24,7 +23,6 @@ from relay.renewed_publisher import publisher_of
 from tests.fixtures import relay as relays
 from tests.fixtures.consumers import id_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up, retry
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert, unsettled
 from tests.fixtures.roles import login, new_role
@@ -32,13 +30,6 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def other_url(server: PostgresServer, template: Template) -> Iterator[str]:
-    """The database of another service."""
-    with new_database(server, "pillarbox_other", template) as name:
-        yield server.database_url(name)
 
 
 def appended(url: str, columns: str = "payload") -> list[Any]:
