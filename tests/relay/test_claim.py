@@ -12,12 +12,12 @@ from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.log.claim import claim_batch
 from outbox.log.lanes.batch import ClaimedBatch
 from outbox.log.lanes.board import LaneBoard
+from outbox.log.process import SETTINGS
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
 from pillarbox import Message, uuid7
 from relay.config import RelayConfig
 from relay.reader import RelayReader
-from relay.relay import WORKER_SETTINGS
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
@@ -77,7 +77,7 @@ async def test_claims_of_a_day_share_one_plan_and_other_statements_have_none(
     async with await connect(
         database_url,
         application_name="test",
-        settings=WORKER_SETTINGS,
+        settings=SETTINGS,
         prepare_threshold=NOT_PREPARED,
     ) as connection:
         for _ in range(20):
@@ -252,17 +252,16 @@ async def test_once_a_relay_sees_a_new_topic_it_claims_what_its_lanes_have_passe
     with administration(url, application_name="test") as administrator:
         add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
     board = board_of_all_lanes("invoices")
-    reader = RelayReader(
-        "invoices", "redis://b", ScriptedPublisher(), on_topics=board.take_over
-    )
+    reader = RelayReader("invoices", "redis://b", ScriptedPublisher())
+    reader.on_topics = board.take_over
     async with await connect(url, application_name="test") as connection:
-        assert await reader.may_publish(connection)
+        assert await reader.may_read(connection)
         insert(url, Message("orders", b"", key="k"))
         assert (await claim(connection, board)).rows == []
         execute(url, SUBSCRIBE)
         board.wake(refresh=True)
         assert (await claim(connection, board)).rows == []
-        assert await reader.may_publish(connection)
+        assert await reader.may_read(connection)
         batch = await claim(connection, board)
     assert [row.topic for row in batch.rows] == ["orders"]
 
