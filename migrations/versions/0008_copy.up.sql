@@ -100,5 +100,3 @@ EXCEPTION WHEN dependent_objects_still_exist THEN
         USING HINT = 'nothing was changed: drop what others have made of them';
 END
 $copy$;
-
-DROP VIEW IF EXISTS inbox.message_life;

@@ -93,11 +93,19 @@ class Unrouted:
     bytes: int
 
 
-def find_unrouted(connection: AdministrationConnection) -> Unrouted | None:
-    """Return the messages that no reader gets, if there are any."""
+def find_unrouted(
+    connection: AdministrationConnection, days: int | None = None
+) -> Unrouted | None:
+    """Return the messages that no reader gets, if there are any.
+
+    Args:
+        days: how many days to search, the newest ones; None: all.
+    """
     with connection.cursor(row_factory=dict_row) as cursor:
         statement = load("outbox", "find_unrouted")
-        row = cursor.execute(statement, {"most": _MOST_OF_A_DAY}).fetchone()
+        row = cursor.execute(
+            statement, {"most": _MOST_OF_A_DAY, "days": days}
+        ).fetchone()
     return Unrouted(**row) if row and row["messages"] else None
 
 

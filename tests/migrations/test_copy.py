@@ -1,4 +1,4 @@
-"""The copy of the messages for consumers goes, unless something in it is undelivered."""
+"""The copy of the messages for consumers goes, once everything in it is handled."""
 
 from pathlib import Path
 from typing import Final

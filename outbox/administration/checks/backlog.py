@@ -21,13 +21,12 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
         waited = None if consumer.lag is None else consumer.lag.waited
         if waited is None or waited < _WAITING:
             continue
-        oldest = f"its oldest delivery has waited for {write_duration(waited)}"
+        oldest = f"its oldest message has waited for {write_duration(waited)}"
         if consumer.replicas == 0:
-            end = "readers drop {}" if consumer.is_reader else "unsubscribe {} TOPIC"
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
                 "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
-                f" pillarbox {end.format(for_shell(consumer.name))}",
+                f" pillarbox readers drop {for_shell(consumer.name)}",
             )
         elif waited > _LATE:
             yield warning(

@@ -78,7 +78,7 @@ def test_a_publisher_has_the_identity_of_its_url() -> None:
         "nats://u:p@h",
         "sns://k:s@eu-central-1/?topic_prefix=t",
         "https://u:p@h/hook?unsigned=true&to=1",
-        "postgresql://u:p@h/db?unsubscribed=drop&inbox=true",
+        "postgresql://u:p@h/db?lease=20s",
         "memory://drop",
     ):
         publisher = implementation("relay.publishers", url)(url)
