@@ -1,8 +1,7 @@
-"""What a message costs the server when three consumers of the `postgres` broker read.
+"""What a message costs the server when three consumers read the outbox.
 
-
-A relay moves a backlog to the broker in the same database, then each consumer reads it
-whole and acks each message. The consumers do nothing else: no handlers, no receipts.
+Each consumer reads a backlog whole and acks each message. The consumers do nothing
+else: no handlers, no receipts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from datetime import timedelta
 import psycopg
 
 from benchmarks.conditions import Conditions, show
-from benchmarks.drain import drain
 from benchmarks.fill import fill
 from benchmarks.measure import Answer, Variant, measure
 from benchmarks.settling import (
@@ -28,12 +26,13 @@ from benchmarks.settling import (
 )
 from benchmarks.stall import value
 from benchmarks.workload import TOPIC, Workload
-from inbox.sources.postgres.inbox_source import InboxSource
+from inbox.sources.postgres import PostgresSource
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader, drop_reader
 
 CONSUMERS = ("billing", "shipping", "reporting")
 LIMIT = 256
-SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
-UNACKED = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
+UNSETTLED = "SELECT count(*) FROM outbox.unsettled_message"
 ROOM = """
 SELECT sum(pg_total_relation_size(oid)) FROM pg_class
  WHERE relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND relkind = 'r'
@@ -63,32 +62,28 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             figure=figure,
             unit=unit,
             noise=found.noise,
-            detail=f"{workload.messages:,} messages, relayed once",
+            detail=f"{workload.messages:,} messages",
         )
 
 
 def costs(conditions: Conditions, workload: Workload) -> Costs:
-    """Relay a backlog to the broker, let each consumer read it, and measure both."""
+    """Let each consumer read a backlog, and measure that."""
     with (
         conditions.migrated_database() as url,
         psycopg.connect(url, autocommit=True) as connection,
     ):
         connection.execute("ALTER SYSTEM SET autovacuum = off")
         connection.execute("SELECT pg_reload_conf()")
-        for consumer in CONSUMERS:
-            connection.execute(SUBSCRIBE, (consumer, TOPIC))
+        with administration(url, application_name="benchmark") as administrator:
+            drop_reader(administrator, "main")
+            for consumer in CONSUMERS:
+                add_reader(administrator, consumer, [TOPIC], for_consumer=True)
         fill(url, workload)
         connection.execute("CHECKPOINT")
         wait_for_sessions(connection)
         postmaster = parent_of(connection.info.backend_pid)
         room = value(connection, ROOM)
         wal, cpu = value(connection, WRITTEN), ended_children(postmaster)
-        drain(url, workload.messages, url)
-        wait_for_sessions(connection)
-        paused = value(connection, WRITTEN), ended_children(postmaster)
-        connection.execute("VACUUM ANALYZE")  # autovacuum's work doesn't count
-        wal += value(connection, WRITTEN) - paused[0]
-        cpu += ended_children(postmaster) - paused[1]
         started = time.monotonic()
         for consumer in CONSUMERS:
             asyncio.run(read(url, consumer, workload.messages))
@@ -96,8 +91,8 @@ def costs(conditions: Conditions, workload: Workload) -> Costs:
         wait_for_sessions(connection)
         used = (ended_children(postmaster) - cpu) * 1e6 / TICKS
         written = float(value(connection, WRITTEN) - wal)
-        if unacked := value(connection, UNACKED):
-            raise RuntimeError(f"{unacked} deliveries were not acked")
+        if unsettled := value(connection, UNSETTLED):
+            raise RuntimeError(f"{unsettled} messages were not settled")
         return Costs(
             wal=written / workload.messages,
             cpu=used / workload.messages,
@@ -108,7 +103,7 @@ def costs(conditions: Conditions, workload: Workload) -> Costs:
 
 async def read(url: str, consumer: str, messages: int) -> None:
     """Read and ack all messages as one consumer."""
-    source = InboxSource(
+    source = PostgresSource(
         url, consumer=consumer, topics=[TOPIC], poll_interval=timedelta(seconds=0.1)
     )
     async with source:

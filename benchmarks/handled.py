@@ -1,4 +1,4 @@
-"""How soon a committed message is handled, over the `postgres` broker and directly.
+"""How soon a committed message is handled without a broker.
 
 The consumer runs in its own process, `python -m benchmarks.handled`, and prints when it
 has handled each message, in nanoseconds of the clock that all processes here share.
@@ -12,18 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from threading import Thread
 from uuid import UUID
 
-import psycopg
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.conditions import Conditions
 from benchmarks.consuming import CONNECTIONS, NAME, handle_nothing
 from benchmarks.doorbell import answers_of_waits, write
-from benchmarks.drain import REPOSITORY, draining
+from benchmarks.drain import REPOSITORY
 from benchmarks.measure import Answer
 from benchmarks.workload import TOPIC
 from inbox.consumer import Consumer
@@ -32,46 +30,30 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.events import Event
 from outbox.postgres.connection import sqlalchemy_url
-from tests.fixtures.urls import copy_of
 
 WARM_UP = 20
 MESSAGES_A_SECOND = 20
 """So few that two processors are idle when a message comes."""
 PROBES = 0.2
 """Seconds between messages that are sent until the consumer handles the first one."""
-MORE = 1_000_000
-SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     messages = conditions.size(600, quick=200)
 
-    def waits(*, direct: bool) -> Sequence[float]:
+    def waits() -> Sequence[float]:
         with conditions.migrated_database() as url:
-            return milliseconds(url, messages, direct=direct)
+            return milliseconds(url, messages)
 
-    for question, direct, bounds in (
-        ("postgres: commit to handled, idle", False, {50: 5.0, 99: 15.0}),
-        ("postgres: commit to handled, direct, idle", True, {50: 3.0, 99: None}),
-    ):
-        run = partial(waits, direct=direct)
-        yield from answers_of_waits(
-            conditions, question, run, bounds, MESSAGES_A_SECOND
-        )
+    question, bounds = "postgres: commit to handled, idle", {50: 3.0, 99: None}
+    yield from answers_of_waits(conditions, question, waits, bounds, MESSAGES_A_SECOND)
 
 
-def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
+def milliseconds(url: str, messages: int) -> list[float]:
     """Return how long each message took, except those of the warm-up."""
-    source = url if direct else copy_of(url)
-    with ExitStack() as stack:
-        if direct:
-            with administration(url, application_name=NAME) as connection:
-                add_reader(connection, NAME, [TOPIC], for_consumer=True)
-        else:
-            with psycopg.connect(url) as connection:
-                connection.execute(SUBSCRIBE, (NAME, TOPIC))
-            stack.enter_context(draining(url, MORE, source))
-        handled = stack.enter_context(handling(url, source))
+    with administration(url, application_name=NAME) as connection:
+        add_reader(connection, NAME, [TOPIC], for_consumer=True)
+    with handling(url) as handled:
         while not handled:
             write(url, 1)
             time.sleep(PROBES)
@@ -83,9 +65,9 @@ def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
 
 
 @contextmanager
-def handling(url: str, source: str) -> Iterator[dict[UUID, int]]:
+def handling(url: str) -> Iterator[dict[UUID, int]]:
     """Start the process; yield when each message was handled, as it is reported."""
-    command = [sys.executable, "-m", "benchmarks.handled", url, source]
+    command = [sys.executable, "-m", "benchmarks.handled", url]
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     )
@@ -107,16 +89,14 @@ def handling(url: str, source: str) -> Iterator[dict[UUID, int]]:
         reader.join()
 
 
-async def main(url: str, source: str) -> None:
+async def main(url: str) -> None:
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
 
     def report(event: Event) -> None:
         if isinstance(event, MessageHandled):
             print(event.id, time.monotonic_ns(), flush=True)
 
-    consumer = Consumer(
-        source, async_sessionmaker(engine), name=NAME, observers=[report]
-    )
+    consumer = Consumer(url, async_sessionmaker(engine), name=NAME, observers=[report])
     consumer.handles(TOPIC)(handle_nothing)
     await consumer.run()
 
@@ -124,6 +104,4 @@ async def main(url: str, source: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("database_url")
-    parser.add_argument("source")
-    given = parser.parse_args()
-    asyncio.run(main(given.database_url, given.source))
+    asyncio.run(main(parser.parse_args().database_url))

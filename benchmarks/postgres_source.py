@@ -1,31 +1,27 @@
-"""How fast a consumer drains the `postgres` broker, compared with two job queues.
+"""How fast a consumer drains an outbox without a broker, compared with two job queues.
 
 pillarbox's consumer writes a receipt for each message, in the handler's transaction.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 import psycopg
 
 from benchmarks.conditions import Conditions, show
 from benchmarks.consuming import BATCHES, NAME, SINGLE, Way, consume
+from benchmarks.fill import fill
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.peers.peer import PGQUEUER, PROCRASTINATE
 from benchmarks.relay_to_nothing import peer_rate
 from benchmarks.workload import TOPIC, Workload
+from outbox.administration.connection import administration
+from outbox.administration.readers import add_reader
 from outbox.errors import OutboxError
-from outbox.message import Message
-from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.urls import copy_of
 
 TARGETS = {PGQUEUER: 1.5, PROCRASTINATE: 10.0}
-FILL_BATCH = 500
-SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
-UNACKED = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
+UNSETTLED = "SELECT count(*) FROM outbox.unsettled_message WHERE reader = %s"
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
@@ -67,25 +63,16 @@ def our_rate(
     conditions: Conditions, workload: Workload, way: Way
 ) -> Callable[[], float]:
     def run() -> float:
-        with (
-            conditions.migrated_database() as url,
-            psycopg.connect(url, autocommit=True) as connection,
-        ):
-            connection.execute(SUBSCRIBE, (NAME, TOPIC))
-            asyncio.run(publish(url, workload))
-            connection.execute("VACUUM ANALYZE inbox.message")
+        with conditions.migrated_database() as url:
+            with administration(url, application_name=NAME) as connection:
+                add_reader(connection, NAME, [TOPIC], for_consumer=True)
+            fill(url, workload)
             rate = consume(url, url, workload.messages, way)
-            row = connection.execute(UNACKED).fetchone()
+            with psycopg.connect(url) as connection:
+                row = connection.execute(UNSETTLED, (NAME,)).fetchone()
         assert row is not None
         if row[0]:
-            raise OutboxError(f"{row[0]} deliveries were not acked")
+            raise OutboxError(f"{row[0]} messages were not settled")
         return rate
 
     return run
-
-
-async def publish(url: str, workload: Workload) -> None:
-    messages = iter([Message(TOPIC, payload, key=key) for key, payload in workload])
-    async with PostgresPublisher(copy_of(url)) as publisher:
-        while batch := list(islice(messages, FILL_BATCH)):
-            await publisher.publish(batch)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from threading import Thread
 from uuid import UUID
 
@@ -24,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from benchmarks.conditions import Conditions
 from benchmarks.consuming import NAME
 from benchmarks.doorbell import INSERT, answers_of_waits
-from benchmarks.drain import REPOSITORY, draining
-from benchmarks.handled import MORE, PROBES, SUBSCRIBE
+from benchmarks.drain import REPOSITORY
+from benchmarks.handled import PROBES
 from benchmarks.measure import Answer
 from benchmarks.workload import TOPIC
 from inbox.consumer import Consumer
@@ -35,7 +34,6 @@ from outbox.lane import Priority, lane_of
 from outbox.message import Message
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
-from tests.fixtures.urls import copy_of
 
 KEYS = 2_000
 MESSAGES_A_SECOND = 200
@@ -50,35 +48,24 @@ WARM_UP = 100
 def answers(conditions: Conditions) -> Iterator[Answer]:
     messages = conditions.size(6_000, quick=3_000)
 
-    def waits(*, direct: bool) -> list[float]:
+    def waits() -> list[float]:
         with conditions.migrated_database() as url:
-            return milliseconds(url, messages, direct=direct)
+            return milliseconds(url, messages)
 
-    for question, direct, bound in (
-        ("slow handlers, copy: commit to start of others", False, None),
-        ("slow handlers, direct: commit to start of others", True, BOUND),
-    ):
-        run = partial(waits, direct=direct)
-        yield from answers_of_waits(
-            conditions, question, run, {50: None, 99: bound}, MESSAGES_A_SECOND
-        )
+    yield from answers_of_waits(
+        conditions,
+        "slow handlers: commit to start of others",
+        waits,
+        {50: None, 99: BOUND},
+        MESSAGES_A_SECOND,
+    )
 
 
-def milliseconds(url: str, messages: int, *, direct: bool) -> list[float]:
+def milliseconds(url: str, messages: int) -> list[float]:
     """Return how long each message waited that is behind no slow one of its key."""
-    source = url if direct else copy_of(url)
-    if not direct:
-        with psycopg.connect(url) as connection:
-            connection.execute(SUBSCRIBE, (NAME, TOPIC))
-        with draining(url, MORE, source):
-            return _measure(url, source, messages)
     with administration(url, application_name=NAME) as connection:
         add_reader(connection, NAME, [TOPIC], for_consumer=True)
-    return _measure(url, source, messages)
-
-
-def _measure(url: str, source: str, messages: int) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.slow_handlers", url, source]
+    command = [sys.executable, "-m", "benchmarks.slow_handlers", url]
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     )
@@ -136,10 +123,10 @@ def _write(
     return id, time.monotonic_ns()
 
 
-async def main(url: str, source: str) -> None:
+async def main(url: str) -> None:
     engine = create_async_engine(sqlalchemy_url(url), pool_size=IN_FLIGHT + 1)
     consumer = Consumer(
-        source, async_sessionmaker(engine), name=NAME, max_in_flight=IN_FLIGHT
+        url, async_sessionmaker(engine), name=NAME, max_in_flight=IN_FLIGHT
     )
 
     @consumer.handles(TOPIC)
@@ -154,6 +141,4 @@ async def main(url: str, source: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("database_url")
-    parser.add_argument("source")
-    given = parser.parse_args()
-    asyncio.run(main(given.database_url, given.source))
+    asyncio.run(main(parser.parse_args().database_url))

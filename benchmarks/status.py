@@ -1,7 +1,7 @@
 """How long `pillarbox status` takes, with 90 days and 10 million messages.
 
 It measures as the monitor, in a new session, or in one that has measured before, as
-with --watch; without consumers of the postgres broker, and with one. Starting the
+with --watch; without a consumer that reads the outbox, and with one. Starting the
 process is left out, since that is the same for every command.
 """
 
@@ -20,6 +20,7 @@ from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.scale import Size, database
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.administration.doctor import examine_quickly
+from outbox.administration.readers import add_reader
 from outbox.postgres.advisory_lock import LOCK_CLASS
 
 TARGET: Final = 200
@@ -52,10 +53,10 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             "a new session": in_new_session(url, waiting),
             "a new session, no relay": in_new_session(url, waiting, relay=False),
             "the same session again": in_same_session(url, waiting),
-            "a new session, with the postgres broker": in_new_session(url, waiting),
+            "a new session, with a consumer": in_new_session(url, waiting),
         }
         for question, run in questions.items():
-            if "broker" in question:
+            if "consumer" in question:
                 subscribe(url)
             found = measure(
                 Variant(label=question, run=run),
@@ -88,9 +89,9 @@ def prepare(url: str, waiting: int) -> None:
 
 
 def subscribe(url: str) -> None:
-    """Subscribe a consumer of the postgres broker; nothing is published to it."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("INSERT INTO inbox.subscription VALUES ('benchmark', 'b')")
+    """Add a consumer that reads the outbox; nothing of its topic is added."""
+    with administration(url, application_name="benchmark") as connection:
+        add_reader(connection, "benchmark", ["b"], for_consumer=True)
 
 
 def in_new_session(

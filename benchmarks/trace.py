@@ -30,26 +30,24 @@ from outbox.observability.message_life import (
 TARGET: Final = 100
 NOWHERE: Final = "by a random id, which no day has"
 DAY: Final = timedelta(days=1)
-DELIVERIES: Final = ("inbox.message", "inbox.job", "inbox.suspect")
-SUBSCRIBE = """
-INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
-VALUES ('benchmark', '*', '1:1:', -1)
-"""
-# Deliveries of a tenth of each day's messages, acked a millisecond later.
-DELIVER = """
-WITH delivered AS (
-    INSERT INTO inbox.message (message_id, created_at, lane, schema_version, topic, key,
-                               content_type, headers, payload)
-    SELECT id, created_at, lane %% 16, 1, topic, key, content_type, '{}', payload
-      FROM outbox.message
-     WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq %% 10 = 0
-    RETURNING seq, created_at, lane
+OF_CONSUMERS: Final = ("inbox.job", "inbox.suspect")
+ADD_CONSUMER = """
+WITH added AS (
+    INSERT INTO outbox.reader (reader, broker) VALUES ('benchmark', 'direct')
+    RETURNING reader
 )
-INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
-                            snapshot)
-SELECT %(begin)s, %(end)s, row_number() OVER (PARTITION BY lane ORDER BY seq), seq, 1,
-       lane, 'benchmark', pg_current_snapshot()
-  FROM delivered
+INSERT INTO outbox.subscription (reader, topic, since, since_seq)
+SELECT reader, '*', '1:1:', -1 FROM added
+"""
+# It has handled each message of a day.
+HANDLE = """
+INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
+                             snapshot, next_xid)
+SELECT %(begin)s, %(end)s, max(seq), max(seq), count(*), lane, 'benchmark',
+       pg_current_snapshot(), pg_snapshot_xmax(pg_current_snapshot())
+  FROM outbox.message
+ WHERE created_at >= %(begin)s AND created_at < %(end)s
+ GROUP BY lane, seq / 8000
 """
 DEAD_LETTERS = """
 INSERT INTO inbox.dead_letter (origin, message_id, topic, attempts, schema_version,
@@ -95,18 +93,18 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def prepare(url: str) -> tuple[str, str]:
-    """Add deliveries and dead letters; return ids of yesterday and the oldest day."""
+    """Add a consumer and dead letters; return ids of yesterday and the oldest day."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         connection.execute("SET jit = off")
         days = days_of(connection, "outbox.message")
-        for parent in DELIVERIES:
+        for parent in OF_CONSUMERS:
             make_days(connection, parent, newest=1, oldest=len(days) - 1)
-        connection.execute(SUBSCRIBE)
+        connection.execute(ADD_CONSUMER)
         for day in days:
-            connection.execute(DELIVER, {"begin": day.begin, "end": day.end})
+            connection.execute(HANDLE, {"begin": day.begin, "end": day.end})
         connection.execute(DEAD_LETTERS)
-        connection.execute("VACUUM (ANALYZE) inbox.message, inbox.position")
+        connection.execute("VACUUM (ANALYZE) outbox.position")
         connection.execute("ANALYZE inbox.dead_letter")
         chosen = []
         for day in (days[1], days[-1]):
@@ -128,9 +126,7 @@ def by_id(url: str, id: str | None) -> Callable[[], float]:
             spent = time.perf_counter() - began
         assert (found.found is Found.FOUND) == (id is not None)
         if id is not None:
-            assert {"published", "delivered", "acked", "handled"} <= {
-                it.what for it in found.life.steps
-            }
+            assert {"published", "handled"} <= {it.what for it in found.life.steps}
         return spent * 1_000
 
     return run

@@ -244,8 +244,8 @@ class HandlerMissing(Event):
     level = logging.WARNING
     about = ("consumer", "topic")
     advice = (
-        "nothing while a deploy goes on; if no release handles the topic any more, run"
-        " pillarbox unsubscribe CONSUMER TOPIC"
+        "nothing while a deploy goes on; if no release handles the topic any more, end"
+        " the subscription: see the broker's page; for postgres, pillarbox readers drop"
     )
 
     consumer: str

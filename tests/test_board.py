@@ -22,7 +22,6 @@ from tests.fixtures.prometheus import Prometheus, running_prometheus
 from tests.fixtures.relay import insert
 from tests.fixtures.site import Site
 from tests.fixtures.upkeep import run_upkeep
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.test_alerts import ALERTS, RULES
 
@@ -126,14 +125,14 @@ def has_data(prometheus: Prometheus, target: dict[str, Any]) -> bool:
 
 
 async def test_each_panel_has_data_from_a_running_relay_and_consumer(
-    site: Site, tmp_path: Path
+    site: Site, other_database_url: str, tmp_path: Path
 ) -> None:
     run_upkeep(site.url)
     listen = "--listen=127.0.0.1:0"
-    often = {"INTERVALS": "metrics=1", "TEST_BROKER": copy_of(site.url)}
+    often = {"INTERVALS": "metrics=1"}
     with Relays(site.url, tmp_path) as relays:
         processes = {
-            "relay": relays.start(copy_of(site.url), listen, **often),
+            "relay": relays.start(other_database_url, listen, **often),
             "consumer": site.run("shop_app:consumer", listen, **often),
         }
         rules = running_prometheus(tmp_path / "prometheus", processes, RULES)

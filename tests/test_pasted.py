@@ -15,8 +15,9 @@ import pytest
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
-from relay.publisher import Nacked
-from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute
 from tests.migrations.test_hostile_path import is_superuser
@@ -37,7 +38,7 @@ OURS: Final = {
     *("pin.pid", "job.jobid", "pid", "id", "os.getpid()", "blocked.side"),
     *("letters.side", "policy.parent_table", "roles", "table"),
     *("remove", "option", "against", "host"),
-    "name",  # of a prepared transaction, quoted just before
+    *("name", "words"),  # quoted just before
 }
 COMMENT: Final = re.compile(
     r"/\*(?!/)[^*]*?%\d*\$?[sIL].*?\*/|-- [^\n]*%%?\d*\$?[sIL]\b"
@@ -119,17 +120,23 @@ def test_a_column_of_the_applications_own_escapes_from_no_remedy(
         assert not is_superuser(server, app)
 
 
-def test_a_topic_in_a_command_is_one_word(tmp_path: Path) -> None:
+def test_a_topic_in_a_command_is_one_word(
+    unread_database_url: str, doctor: Doctor, tmp_path: Path
+) -> None:
     made = tmp_path / "made"
-    publisher = PostgresPublisher("postgresql://nowhere")
-    topic = f"x; touch {made} #\ntouch {made}"
-    answer = publisher._confirmation(Message(topic, b""), {topic})
-    assert isinstance(answer, Nacked)
-    command = answer.reason.partition("run ")[2].replace("pillarbox", "printf %s.")
+    add_consumer(unread_database_url, "billing", "orders")
+    insert(unread_database_url, Message(f"x; touch {made} #\ntouch {made}", b""))
+    (remedy,) = (
+        it["remedy"]
+        for it in doctor(unread_database_url)[1]
+        if "--topic" in it["remedy"]
+    )
+    command = remedy.partition("  #")[0].replace("pillarbox", "printf %s.")
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "subscribe.CONSUMER.x; touch " + (f"{made} #\\ntouch {made}.")
+    topic = f"x; touch {made} #\\ntouch {made}"
+    assert f"--topic.{topic}.--from-oldest" in done.stdout
     assert not made.exists()
 
 

@@ -52,15 +52,12 @@ class Rollout:
         return timedelta(seconds=min(wait, max(left, _LAST)))
 
 
-def warn_unhandled(
-    subscribed: Iterable[str],
-    topics: Collection[str],
-    remedy: str = "pillarbox unsubscribe CONSUMER TOPIC ends that",
-) -> list[str]:
-    """Return a warning if a consumer is subscribed to more than its handlers take."""
+def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[str]:
+    """Return a warning if a consumer's reader gets more than its handlers take."""
     return [
         f"is subscribed to {shorten(topic)}, which no handler takes: unless a rolling "
-        f"deploy goes on, {remedy}"
+        "deploy goes on, only pillarbox readers drop ends that, for all topics of the "
+        "reader"
         for topic in subscribed
         if topic not in topics and not any(overlap(topic, each) for each in topics)
     ]

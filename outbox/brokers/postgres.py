@@ -18,23 +18,14 @@ class PostgresOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
     refused: ClassVar[Mapping[str, str]] = {
-        "direct": "leave it out: a consumer always reads the outbox of its database"
+        "direct": "leave it out: a consumer always reads the outbox of its database",
+        "inbox": "leave it out: the copy in inbox.message is gone; to handle messages "
+        "that are left there, run the version before this one with it",
+        "unsubscribed": "leave it out: to discard messages that nobody gets, run "
+        "pillarbox readers add NAME --topic TOPIC --discard in the database of their "
+        "outbox",
     }
 
-    inbox: bool = option(
-        Form.flag(),
-        False,
-        side="both",
-        help="fill and read `inbox.message`, as earlier versions did: only to handle "
-        "what is left there",
-    )
-    unsubscribed: str = option(
-        Form.choice("keep", "drop"),
-        "keep",
-        side="relay",
-        help="with `inbox=true`. `keep`: a message without a subscriber is nacked and "
-        "stays visible in the outbox; `drop`: it counts as published",
-    )
     max_payload_bytes: int = payload_limit(
         MAX_PAYLOAD_BYTES, more="; the table takes no larger one"
     )
@@ -64,7 +55,7 @@ class PostgresOptions(BrokerOptions):
         from psycopg import pq
         from psycopg.conninfo import conninfo_to_dict
 
-        rest, options = cls.parse(url)
+        rest, _ = cls.parse(url)
         values = {
             default.keyword.decode(): (default.val or b"").decode()
             for default in pq.Conninfo.get_defaults()
@@ -76,7 +67,5 @@ class PostgresOptions(BrokerOptions):
             for host, port in zip(hosts, cycle(ports), strict=False)
         }
         database = values["dbname"] or values["user"]
-        chosen = [f"service={values['service']}"] if values["service"] else []
-        chosen += ["inbox=true"] if options.inbox else []
-        query = f"?{'&'.join(chosen)}" if chosen else ""
-        return f"postgresql://{','.join(sorted(places))}/{database}{query}"
+        service = f"?service={values['service']}" if values["service"] else ""
+        return f"postgresql://{','.join(sorted(places))}/{database}{service}"

@@ -5,7 +5,6 @@ from typing import Final
 from outbox.log.claims import Claims
 from outbox.log.settlements import Settlements
 from outbox.log.takeover import Takeover
-from outbox.postgres.sql_files import Log
 
 CLAIM_SETTINGS: Final = {
     # If a server crash loses a settlement, its messages are published or delivered
@@ -28,18 +27,17 @@ CLAIM_SETTINGS: Final = {
 
 
 class LogReader:
-    """A reader of `outbox.message` or `inbox.message`. For one event loop.
+    """A reader of the outbox. For one event loop.
 
     Args:
         name: the name with which its positions are stored.
-        log: the schema.
     """
 
-    def __init__(self, name: str, log: Log = "outbox") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.claims = Claims()
-        self.takeover = Takeover(name, log, self.claims)
-        self.settlements = Settlements(name, log)
+        self.takeover = Takeover(name, self.claims)
+        self.settlements = Settlements(name)
         self._opened_at = 0.0
 
     def opened(self, at: float) -> None:

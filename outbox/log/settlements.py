@@ -11,15 +11,14 @@ from outbox.log.claims import arrays_of
 from outbox.log.lane import Advance, AnyLane
 from outbox.log.takeover import SKEW, Clock
 from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import Log, load
+from outbox.postgres.sql_files import load
 
 
 class Settlements:
     """The settlements of a reader."""
 
-    def __init__(self, reader: str, log: Log) -> None:
+    def __init__(self, reader: str) -> None:
         self._reader = reader
-        self._log: Log = log
 
     async def store(
         self, connection: Connection, advances: Iterable[Advance[Any]]
@@ -34,7 +33,7 @@ class Settlements:
         if not rows:
             return
         await connection.execute(
-            load("outbox.log", "store_positions", log=self._log),
+            load("outbox.log", "store_positions"),
             {
                 "reader": self._reader,
                 "starts": moment_array([row.day.starts_at for _, row in rows]),

@@ -21,7 +21,7 @@ from outbox.log.progress import Day, Progress, Stored, fence_of
 from outbox.log.view import ReadView
 from outbox.postgres.connection import Connection
 from outbox.postgres.rows import rows_of
-from outbox.postgres.sql_files import Log, load
+from outbox.postgres.sql_files import load
 
 SKEW: Final = timedelta(hours=1)
 """How far the clocks of writers may be off."""
@@ -100,10 +100,9 @@ class Takeover:
         since: the reader's position before it has stored any.
     """
 
-    def __init__(self, reader: str, log: Log, claims: Claims) -> None:
+    def __init__(self, reader: str, claims: Claims) -> None:
         self.since = Position()
         self._reader = reader
-        self._log: Log = log
         self._claims = claims
         self._entry_file = 0
         self._entry_floors = Floors()
@@ -120,7 +119,7 @@ class Takeover:
                 somebody has changed a sequence, and rows would be missed.
         """
         cursor = connection.cursor(row_factory=rows_of(Clock))
-        await cursor.execute(load("outbox.log", "read_clock", log=self._log))
+        await cursor.execute(load("outbox.log", "read_clock"))
         (clock,) = await cursor.fetchall()
         if clock.base is None:
             raise ConfigError(
@@ -163,7 +162,7 @@ class Takeover:
             ConfigError: of the entries of a message, the last one counts.
         """
         raise ConfigError(
-            f"sequence {self._log}.deferral_entry_seq was set back below {assigned},"
+            f"sequence outbox.deferral_entry_seq was set back below {assigned},"
             " which it has assigned: run pillarbox migrate, which advances it"
         )
 
@@ -182,9 +181,7 @@ class Takeover:
                 repeat it.
         """
         started, assigned = time.monotonic(), self._claims.assigned
-        cursor = await connection.execute(
-            load("outbox.log", "read_view", log=self._log)
-        )
+        cursor = await connection.execute(load("outbox.log", "read_view"))
         ((text,),) = await cursor.fetchall()
         view = ReadView.parse(text)
         if not view.follows(*assigned):
@@ -268,7 +265,7 @@ class Takeover:
         """Read how far lanes were read; without lanes, only check that this works."""
         cursor = connection.cursor(row_factory=rows_of(DayRow))
         await cursor.execute(
-            load("outbox.log", "take_over", log=self._log),
+            load("outbox.log", "take_over"),
             {
                 "reader": self._reader,
                 "lanes": [lane.number for lane in lanes],
@@ -345,7 +342,7 @@ class Takeover:
             return {}
         name = "find_late" if xids else "find_late_in_lanes"
         cursor = await connection.execute(
-            load("outbox.log", name, log=self._log),
+            load("outbox.log", name),
             {
                 "lanes": list(positions),
                 **arrays_of(positions.values()),

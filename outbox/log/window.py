@@ -12,13 +12,10 @@ entry already has ended here.
 from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from outbox.log.position import Snapshot
 from outbox.log.progress import Day, Progress, Stored
-
-MOST_AGAIN: Final = 256
-"""How many deliveries of a lane that have ended a consumer gets again after a kill."""
 
 Place: TypeAlias = tuple[int, datetime]
 """The seq and created_at of a row. Seqs alone repeat if the sequence was set back."""
@@ -82,11 +79,6 @@ class Window:
         if place in self._held:
             self.ended(place)
             self._logged.add(place)
-
-    def reopen(self, place: Place) -> None:
-        """Take `ended` back: its entry could not be written."""
-        if place in self._ended:
-            self._held[place] = self._ended.pop(place)
 
     @property
     def passed_by(self) -> list[Place]:

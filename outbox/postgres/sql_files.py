@@ -4,25 +4,18 @@ import re
 from datetime import datetime
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Final, Literal, LiteralString, TypeAlias
-
-Log: TypeAlias = Literal["outbox", "inbox"]
-"""The schema of a log: its messages, positions and entries."""
+from typing import Final, LiteralString
 
 _PLACEHOLDER: Final = re.compile(r"%(?:%|\((\w+)\)s)")
 _PARTS: Final = ("leased", "uncovered")
-"""What the claims of both logs include, as `{leased}`."""
-_IN_LOG: Final = re.compile(r"\boutbox\.(?=(?:message|position|deferral|base)\w*)")
+"""What several claims include, as `{leased}`."""
 
 
 @cache
-def load(package: str, name: str, *, log: Log = "outbox") -> LiteralString:
+def load(package: str, name: str) -> LiteralString:
     """Read the statement `name` of `outbox`, `relay` or `inbox`.
 
     The files are part of the distribution, so their text is as trusted as a literal.
-
-    Args:
-        log: the log that the statement is about, if it serves both.
     """
     file = files(package).joinpath("sql", f"{name}.sql")
     text = file.read_text(encoding="utf-8")
@@ -30,8 +23,6 @@ def load(package: str, name: str, *, log: Log = "outbox") -> LiteralString:
         if (mark := f"{{{part}}}") in text:
             *_, body = load("outbox.log", part).split("\n", 4)
             text = text.replace(mark, body.rstrip())
-    if log != "outbox":
-        text = _IN_LOG.sub(f"{log}.", text)
     return text  # type: ignore[return-value,unused-ignore]
 
 

@@ -20,10 +20,8 @@ from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     message_of,
-    shorten,
 )
-from outbox.lane import bucket_of, lane_of
-from outbox.logs.printable import for_shell
+from outbox.lane import lane_of
 from outbox.message import Message
 from outbox.message_id import seconds_since_epoch
 from outbox.postgres.connection import Link, conninfo
@@ -44,7 +42,6 @@ _GRANT: Final = (
     "there, run GRANT pillarbox_application TO its user; if it has that, run pillarbox"
     " migrate"
 )
-_GRANT_COPY: Final = "there, run GRANT pillarbox_relay TO its user"
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -53,8 +50,7 @@ class PostgresPublisher:
 
     Args:
         url: the URL of the database, with the options of `PostgresOptions` and of
-            libpq. With `inbox=true`, it inserts into `inbox.message`, for every
-            consumer that subscribes to the topic.
+            libpq.
 
     Attributes:
         appends_to: see `Appending`.
@@ -70,17 +66,9 @@ class PostgresPublisher:
         url, options = PostgresOptions.parse(url)
         conninfo(url)
         self.identity = PostgresOptions.identity(given)
-        if options.unsubscribed == "drop" and not options.inbox:
-            raise ConfigError(
-                "broker URL option unsubscribed=drop: is for inbox=true; to discard "
-                "messages in an outbox, run pillarbox readers add NAME --topic TOPIC "
-                "--discard for it"
-            )
-        self._inbox = options.inbox
         self.appends_to: str | None = None
         self._url = url
         self._name = without_password(url)
-        self._drop_unsubscribed = options.unsubscribed == "drop"
         self._max_payload_bytes = options.max_payload_bytes
         self._link = Link(
             url,
@@ -111,8 +99,7 @@ class PostgresPublisher:
         try:
             await refuse_pooler_async(self._url)
             await self._insert([])
-            if not self._inbox:
-                self.appends_to = await identify_outbox(await self._link.connection())
+            self.appends_to = await identify_outbox(await self._link.connection())
         except DatabaseUnavailableError as error:
             raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -121,9 +108,8 @@ class PostgresPublisher:
                 "migrate --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            grant = _GRANT_COPY if self._inbox else _GRANT
             raise ConfigError(
-                f"broker {self._name}: {message_of(error)}; {remedy_of(error, grant)}"
+                f"broker {self._name}: {message_of(error)}; {remedy_of(error, _GRANT)}"
             ) from None
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -146,9 +132,6 @@ class PostgresPublisher:
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert a batch, in order.
 
-        With `inbox=true`, a message whose topic has no subscribers is nacked, so that
-        it stays visible in the outbox.
-
         Raises:
             BrokerUnavailableError: the connection broke, the table has no partition for
                 today, the database accepts no writes, or the publisher is not open.
@@ -162,7 +145,8 @@ class PostgresPublisher:
         too_large = [nack_too_large(message.payload, limit) for message in batch]
         sound = [it for it, nack in zip(batch, too_large, strict=True) if nack is None]
         try:
-            unsubscribed = await self._insert(sound) if sound else set()
+            if sound:
+                await self._insert(sound)
         except (
             psycopg.DataError,
             psycopg.errors.CheckViolation,
@@ -178,37 +162,18 @@ class PostgresPublisher:
         except psycopg.ProgrammingError as error:
             # A missing table or privilege affects every message.
             raise self._away(error) from error
-        return [
-            nack or self._confirmation(message, unsubscribed)
-            for message, nack in zip(batch, too_large, strict=True)
-        ]
+        return [nack or Acked() for nack in too_large]
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"{self._name}: {message_of(error)}; {remedy_of(error)}"
         )
 
-    def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
-        if message.topic not in unsubscribed or self._drop_unsubscribed:
-            return Acked()
-        return Nacked(
-            f"nobody subscribes to topic {shorten(message.topic)}; "
-            f"run pillarbox subscribe CONSUMER {for_shell(message.topic)}"
-        )
-
-    async def _insert(self, batch: Sequence[Message]) -> set[str]:
+    async def _insert(self, batch: Sequence[Message]) -> None:
         async with self._turn:
             try:
                 connection = await self._link.connection()
-                if not self._inbox:
-                    await connection.execute(
-                        load("relay", "append_messages"), rows(batch)
-                    )
-                    return set()
-                cursor = await connection.execute(
-                    load("relay", "insert_messages"), _arrays(batch)
-                )
-                return {topic for (topic,) in await cursor.fetchall()}
+                await connection.execute(load("relay", "append_messages"), rows(batch))
             except psycopg.errors.ProgramLimitExceeded:
                 raise  # an OperationalError, but caused by one indexed value
             except (
@@ -229,16 +194,10 @@ class PostgresPublisher:
 
 def rows(batch: Sequence[Message]) -> dict[str, Any]:
     """Return the parameters that append messages."""
-    return _arrays(batch) | {
-        "lanes": [lane_of(m.key, m.id, m.priority) for m in batch],
-        "since": min((seconds_since_epoch(m.id) or 0 for m in batch), default=0),
-    }
-
-
-def _arrays(batch: Sequence[Message]) -> dict[str, list[Any]]:
     return {
+        "since": min((seconds_since_epoch(m.id) or 0 for m in batch), default=0),
         "ids": [m.id for m in batch],
-        "lanes": [bucket_of(m.key, m.id) for m in batch],
+        "lanes": [lane_of(m.key, m.id, m.priority) for m in batch],
         "schema_versions": [m.schema_version for m in batch],
         "topics": [m.topic for m in batch],
         "keys": [m.key for m in batch],

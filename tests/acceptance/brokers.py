@@ -21,7 +21,6 @@ from tests.fixtures.nats import ask
 from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
@@ -35,7 +34,6 @@ _WAITING_IN_RABBITMQ: Final = (
 )
 # A counter that died leaves its Kafka partitions to the others after the session.
 QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"
-_SUBSCRIBE: Final = "INSERT INTO inbox.subscription VALUES (%s, %s)"
 _WAITING_IN_OUTBOX: Final = """
     SELECT count(*) FROM outbox.message_status
      WHERE reader = %s AND state NOT IN ('published', 'handled', 'dead_lettered')
@@ -63,20 +61,6 @@ class Broker:
     ordered: bool = False
     write: Callable[[], object] = lambda: None
     relayed: bool = True
-
-
-@contextmanager
-def inbox() -> Iterator[Broker]:
-    """Run the copy of the messages in another database."""
-    with another_database() as (server, url):
-        execute(url, _SUBSCRIBE, [NAME, TOPIC])
-        yield Broker(
-            url=copy_of(url),
-            waiting=partial(_waiting_in_inbox, url),
-            kill=partial(server.stop, "immediate"),
-            start=server.start,
-            ordered=True,
-        )
 
 
 @contextmanager
@@ -167,7 +151,6 @@ def kafka() -> Iterator[Broker]:
 
 
 BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
-    "inbox": inbox,
     "elsewhere": elsewhere,
     "redis": redis,
     "rabbitmq": rabbitmq,
@@ -184,12 +167,6 @@ def as_variant(*parameters: object) -> Any:
 def plainly(*names: str) -> list[Any]:
     """Return the names of all brokers as parameters: variants, except these."""
     return [name if name in names else as_variant(name) for name in BROKERS]
-
-
-def _waiting_in_inbox(url: str) -> int:
-    query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-    ((count,),) = execute(url, query)
-    return int(count)
 
 
 def _waiting_in_outbox(url: str, consumer: str) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from outbox.brokers.postgres import PostgresOptions
-from outbox.postgres.advisory_lock import consumer_class, reader_class
+from outbox.postgres.advisory_lock import reader_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, pillarbox_line
@@ -23,13 +23,11 @@ _TABLES = """
         message_id uuid, key text, number int, pid int
     );
     GRANT SELECT, INSERT ON counted TO pillarbox_consumer;
-    INSERT INTO inbox.subscription (consumer, topic)
-    VALUES ('counter', 'numbers.counted');
 """
 _SHARES = """
     SELECT count(*)
       FROM pg_locks
-     WHERE locktype = 'advisory' AND classid = ANY(%s) AND objid < 48 AND granted
+     WHERE locktype = 'advisory' AND classid = %s AND objid < 48 AND granted
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
      GROUP BY pid
 """
@@ -42,7 +40,7 @@ _BOTH_AT_WORK = """
 
 
 class Counters(Processes):
-    """Subscribes counters, starts them, and kills them on exit."""
+    """Starts counters, and kills them on exit."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
         database = as_role(url, "pillarbox_consumer")
@@ -82,12 +80,8 @@ class Counters(Processes):
 
     def shares(self, url: str) -> list[int]:
         """Return how many lanes of the broker in a database each counter holds."""
-        classes = consumer_class("counter"), reader_class("counter")
-        rows = execute(
-            PostgresOptions.parse(url)[0],
-            _SHARES,
-            [[each & 0xFFFFFFFF for each in classes]],
-        )
+        lock_class = reader_class("counter") & 0xFFFFFFFF
+        rows = execute(PostgresOptions.parse(url)[0], _SHARES, [lock_class])
         return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:
@@ -98,10 +92,6 @@ class Counters(Processes):
     def are_at_work(self) -> bool:
         """Return whether both of two counters wait in their handlers for the table."""
         return self._inspection.rows(_BOTH_AT_WORK) == [(True,)]
-
-    def waiting(self) -> int:
-        """Return the number of unacked deliveries, if the database is the broker."""
-        return self._inspection.count("inbox.delivery_status WHERE acked_at IS NULL")
 
     def numbers(self, *, ordered: bool = True) -> dict[str, list[int]]:
         """Return the numbers of each key's messages, in the order of handling.

@@ -18,7 +18,6 @@ from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from pillarbox import Consumer
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import answer_after, let_pass
 
 NAME: Final = "printer"
@@ -86,7 +85,7 @@ def stubborn() -> Consumer:
 
 def _consumer(sessions: Any, **options: Any) -> Consumer:
     return Consumer(
-        copy_of(os.environ["PILLARBOX_DATABASE_URL"]),
+        os.environ["PILLARBOX_BROKER_URL"],
         sessions,
         name=NAME,
         retry=RetryPolicy(first_delay=timedelta(milliseconds=50)),

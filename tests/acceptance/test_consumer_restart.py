@@ -14,7 +14,6 @@ from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
@@ -88,26 +87,18 @@ class TestPostgreSQL:
         """Replace the database on the shared server."""
         return private_database_url
 
-    @pytest.mark.parametrize("is_direct", [False, True], ids=["a copy", "the outbox"])
     def test_restarted_as_database_and_broker(
         self,
-        is_direct: bool,
         migrated_server: PostgresServer,
-        relays: Relays,
         counters: Counters,
         writer: Writer,
         inspection: Inspection,
         rounds: int,
         count: int,
     ) -> None:
-        url, waiting = copy_of(inspection.url), counters.waiting
-        if is_direct:
-            broker = outbox(inspection.url)
-            url, waiting = broker.url, broker.waiting
-        else:
-            relays.start(url)
+        broker = outbox(inspection.url)
         for _ in range(2):
-            counters.start(url)
+            counters.start(broker.url)
         for mode in rounds * _MODES:
             before = counters.count()
             writer.add(count)
@@ -115,7 +106,7 @@ class TestPostgreSQL:
             let_pass(random.uniform(0, 0.3))
             migrated_server.restart(mode)
             writer.reconnect()
-        expect_each_once(counters, writer, waiting, ordered=True)
+        expect_each_once(counters, writer, broker.waiting, ordered=True)
 
 
 def expect_each_once(

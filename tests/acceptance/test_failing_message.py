@@ -4,13 +4,13 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox.events import HandlerFailed, MessageHandled
-from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres import PostgresSource
 from pillarbox import Message
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, consuming
 from tests.fixtures.effects import EFFECTS, effects, note
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of
 
 KEYS = 20
 POISON = b"poison"
@@ -23,21 +23,21 @@ async def test_a_poison_message_holds_back_its_key_and_no_other(
 ) -> None:
     count = 3_000 if full else 100
     execute(database_url, EFFECTS)
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher(copy_of(database_url)) as publisher:
-        await publisher.publish(
-            [
-                Message("orders", POISON if n == KEYS else b"%d" % n, key=str(n % KEYS))
-                for n in range(count)
-            ]
-        )
+    add_consumer(database_url, "billing", "orders")
+    insert(
+        database_url,
+        *(
+            Message("orders", POISON if n == KEYS else b"%d" % n, key=str(n % KEYS))
+            for n in range(count)
+        ),
+    )
 
     async def handle(session: AsyncSession, message: Message) -> None:
         if message.payload == POISON:
             raise ValueError("poison")
         await note(session, message)
 
-    source = InboxSource(database_url, consumer="billing", topics=["orders"])
+    source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     async with consuming(database_url, source, handle, retry=NEVER) as events:
         # All others are handled while the poison message waits for its retry.
         others = count - count // KEYS + 1

@@ -23,8 +23,6 @@ from tests.acceptance.counter import Base, count
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish_copy
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.servers.standby import Standby, either, private_standby
 
@@ -83,9 +81,8 @@ async def test_what_commits_after_a_failover_is_published(
 
 
 @pytest.mark.parametrize("round", ROUNDS)
-@pytest.mark.parametrize("kind", ["inbox", "postgres"])
 async def test_what_a_failover_loses_of_handlers_is_handled_again(
-    kind: str, round: int, migrated_server: PostgresServer, standby: Standby
+    round: int, migrated_server: PostgresServer, standby: Standby
 ) -> None:
     old, new = migrated_server.url, standby.url
     url = either(old, new)
@@ -94,7 +91,7 @@ async def test_what_a_failover_loses_of_handlers_is_handled_again(
         async_creator=partial(psycopg.AsyncConnection.connect, conninfo(url)),
     )
     consumer = Consumer(
-        copy_of(url) if kind == "inbox" else url,
+        url,
         async_sessionmaker(engine),
         name="counter",
     )
@@ -115,14 +112,10 @@ async def test_what_a_failover_loses_of_handlers_is_handled_again(
     ]
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
-    if kind == "postgres":
-        with administration(old, application_name="test") as admin:
-            add_reader(admin, "counter", ["*"], for_consumer=True, from_oldest=True)
+    with administration(old, application_name="test") as admin:
+        add_reader(admin, "counter", ["*"], for_consumer=True, from_oldest=True)
     async with consumer:
-        if kind == "postgres":
-            insert(old, *messages)
-        else:
-            await publish_copy(old, *messages)
+        insert(old, *messages)
         standby.catch_up(old)
         standby.cut_off()
         replicated.set()

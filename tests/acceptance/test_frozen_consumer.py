@@ -27,7 +27,7 @@ SETTLING: Final = (
 
 
 @pytest.mark.parametrize(
-    "kind", ["postgres", "inbox", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+    "kind", ["postgres", "rabbitmq", *map(as_variant, ("redis", "nats"))]
 )
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,

@@ -46,25 +46,17 @@ def peak_memory(pid: int) -> int:
 
 
 def arrived(inspection: Inspection) -> bool:
-    return inspection.count("inbox.message") == NEIGHBOURS
+    arrived = "outbox.message_status WHERE topic = 'neighbour' AND state = 'published'"
+    return inspection.count(arrived) == NEIGHBOURS
 
 
 def settled(inspection: Inspection) -> bool:
     return inspection.count(f"outbox.message_status WHERE {UNSETTLED}") == 0
 
 
-@pytest.fixture
-def broker(database_url: str, inspection: Inspection) -> str:
-    """Return a PostgreSQL broker that keeps only the neighbours' messages."""
-    inspection.run("INSERT INTO inbox.subscription VALUES ('neighbour', 'neighbour')")
-    return as_role(database_url, "pillarbox_relay") + "&unsubscribed=drop&inbox=true"
-
-
-def memory_of_settling(
-    relays: Relays, inspection: Inspection, broker: str, *options: str
-) -> int:
+def memory_of_settling(relays: Relays, inspection: Inspection, *options: str) -> int:
     """Return the peak memory of a relay that settles all messages."""
-    relay = relays.start(broker, *options)
+    relay = relays.start("memory://drop", *options)
     wait_for("the neighbours arrive", partial(arrived, inspection), seconds=200)
     wait_for("all is settled", partial(settled, inspection), seconds=200)
     return peak_memory(relay.pid)
@@ -72,13 +64,13 @@ def memory_of_settling(
 
 @pytest.mark.timeout(300)
 def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
-    broker: str, relays: Relays, inspection: Inspection
+    relays: Relays, inspection: Inspection
 ) -> None:
     url = inspection.url
     insert_rows(as_role(url, "pillarbox_application"), (*fewest(ROWS), *neighbours))
     insert_charged(url)
 
-    memory = memory_of_settling(relays, inspection, broker, "--max-attempts=1")
+    memory = memory_of_settling(relays, inspection, "--max-attempts=1")
     assert memory < MOST_MEMORY
     # Nothing is lost: oversized messages are dead-lettered whole.
     assert inspection.count(f"{WHOLE} AND octet_length(m.payload) > {8 * MIB}") == 6
@@ -86,17 +78,17 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
 
 @pytest.mark.timeout(300)
 def test_messages_behind_oversized_rows_do_not_wait(
-    broker: str, relays: Relays, inspection: Inspection
+    relays: Relays, inspection: Inspection
 ) -> None:
     application = as_role(inspection.url, "pillarbox_application")
     insert_incompressible(application, 8, 12 * MIB)
     insert_rows(application, neighbours)
 
-    assert memory_of_settling(relays, inspection, broker) < MOST_MEMORY // 2
+    assert memory_of_settling(relays, inspection) < MOST_MEMORY // 2
     # They arrived before the last of the oversized messages was dead-lettered.
     assert inspection.rows(
-        "SELECT (SELECT max(created_at) FROM inbox.message) < max(dead_lettered_at)"
-        "  FROM outbox.message_status"
+        "SELECT max(published_at) FILTER (WHERE topic = 'neighbour')"
+        "       < max(dead_lettered_at) FROM outbox.message_status"
     ) == [(True,)]
     # Nothing is lost, and no schedule loads them: they must be retried by hand.
     assert inspection.count(f"{WHOLE} AND d.retry_after IS NULL") == 8

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from pillarbox import Message
-from relay.publishers.postgres import PostgresPublisher
+from tests.acceptance.brokers import outbox
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, command_line
-from tests.fixtures.urls import copy_of
+from tests.fixtures.relay import insert
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -24,12 +24,14 @@ class Printers(Processes):
     """Starts consumer processes that print reports, and reads their output."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
-        database = as_role(url, "pillarbox_consumer")
-        super().__init__(directory, "printer", PILLARBOX_DATABASE_URL=database)
-        self._inspection = inspection
-        inspection.run(
-            f"{TABLES} INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
+        super().__init__(
+            directory,
+            "printer",
+            PILLARBOX_BROKER_URL=outbox(url, TOPIC, consumer=NAME).url,
+            PILLARBOX_DATABASE_URL=as_role(url, "pillarbox_consumer"),
         )
+        self._inspection = inspection
+        inspection.run(TABLES)
 
     def start(self, kind: str = "printer") -> RunningProcess:
         """Start another process, and return once it has reached its database."""
@@ -47,8 +49,7 @@ class Printers(Processes):
     async def order(self) -> Message:
         """Order a report."""
         message = Message(TOPIC, b"", key="report")
-        async with PostgresPublisher(copy_of(self._inspection.url)) as publisher:
-            await publisher.publish([message])
+        insert(self._inspection.url, message)
         return message
 
     def give_paper(self, sheets: int) -> None:
@@ -77,8 +78,7 @@ class Printers(Processes):
 
     def expect_end(self, state: str, attempts: int, *, receipts: int) -> None:
         """Wait until all deliveries are acked, and check how the job has ended."""
-        unacked = "inbox.delivery_status WHERE acked_at IS NULL"
-        wait_for("all is acked", lambda: self._inspection.count(unacked) == 0)
+        self._inspection.wait_until_settled()
         query = "SELECT state, attempts FROM inbox.job"
         assert self._inspection.rows(query) == [(state, attempts)]
         assert self._inspection.count("inbox.receipt") == receipts

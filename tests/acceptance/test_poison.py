@@ -17,7 +17,6 @@ from tests.fixtures.processes import Processes, command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sources import publish
 from tests.fixtures.sqs import Aws
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 from tests.servers.kafka import KafkaCluster
 from tests.servers.nats import NatsServer
@@ -26,10 +25,7 @@ from tests.servers.sqs import SqsServer
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 _CONSUMERS = "tests.acceptance.poison_consumer"
-TABLES = f"""
-    CREATE TABLE noted (number int);
-    INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}');
-"""
+TABLE = "CREATE TABLE noted (number int)"
 REASON = f"was started {MAX_ATTEMPTS} times and never finished"
 
 
@@ -68,11 +64,6 @@ def sqs_url(shared_sqs: SqsServer, aws: Aws) -> str:
 
 
 @pytest.fixture
-def inbox_url(database_url: str) -> str:
-    return copy_of(database_url)
-
-
-@pytest.fixture
 def outbox_url(database_url: str) -> str:
     return outbox(database_url, TOPIC, consumer=NAME).url
 
@@ -85,7 +76,7 @@ def broker(request: pytest.FixtureRequest) -> str:
 
 async def put(broker: str, inspection: Inspection, *messages: Message) -> None:
     """Publish to a broker, or add to the outbox that the consumer reads."""
-    if "inbox=true" not in broker and broker.startswith("postgres"):
+    if broker.startswith("postgres"):
         insert(inspection.url, *messages)
     else:
         await publish(broker, *messages)
@@ -135,7 +126,6 @@ def expect_outcomes(
     # it is counted only if the message is one of the first that the process starts.
     ("broker", "uncounted"),
     [
-        ("inbox_url", 0),
         ("outbox_url", 0),
         ("redis_url", 1),
         as_variant("nats_url", 1),
@@ -160,26 +150,25 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
         )
         for n in range(count)
     ]
-    inspection.run(TABLES)
+    inspection.run(TABLE)
     await put(broker, inspection, *messages)
     deaths = deaths_until_settled(processes, inspection, count, broker)
     assert deaths in range(MAX_ATTEMPTS + uncounted, MAX_ATTEMPTS + 2)
     expect_outcomes(inspection, count, [poison], REASON)
 
 
-@pytest.mark.parametrize("broker", ["inbox_url", "outbox_url"], indirect=True)
 async def test_messages_that_kill_their_process_are_isolated_from_their_batches(
-    broker: str, processes: Processes, inspection: Inspection
+    outbox_url: str, processes: Processes, inspection: Inspection
 ) -> None:
     count, poisons = 80, (40, 41)
     messages = [
         Message(TOPIC, POISON if n in poisons else b"%d" % n, key=f"key {n}")
         for n in range(count)
     ]
-    inspection.run(TABLES)
-    await put(broker, inspection, *messages)
+    inspection.run(TABLE)
+    await put(outbox_url, inspection, *messages)
     deaths = deaths_until_settled(
-        processes, inspection, count, broker, "consumer_of_batches"
+        processes, inspection, count, outbox_url, "consumer_of_batches"
     )
     # Each death uses up a start of one of them, or of both while in the same batch.
     assert deaths <= len(poisons) * MAX_ATTEMPTS

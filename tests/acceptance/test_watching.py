@@ -15,7 +15,6 @@ from tests.fixtures.prometheus import metrics_port
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import Site
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 STUCK = """
@@ -102,14 +101,14 @@ async def test_a_consumer_is_ready_while_it_reaches_its_database_and_its_broker(
 
 
 def test_an_idle_relay_is_ready_while_it_reaches_its_database_and_its_broker(
-    database_url: str, tmp_path: Path, proxy: MakeProxy
+    database_url: str, other_database_url: str, tmp_path: Path, proxy: MakeProxy
 ) -> None:
     database, url = proxy(database_url)
-    broker, broker_url = proxy(database_url)
+    broker, broker_url = proxy(other_database_url)
     with Relays(url, tmp_path) as relays:
         watched = Watched(
             relays.start(
-                copy_of(broker_url),
+                broker_url,
                 "--listen=127.0.0.1:0",
                 INTERVALS="broker_check=0.2",
             )

@@ -100,7 +100,7 @@ def call(request: pytest.FixtureRequest) -> Call:
         "http_publisher",
         *("kafka_publisher", "kafka_source"),
         *("nats_publisher", "nats_source"),
-        *("postgres_publisher", "postgres_source", "inbox_source"),
+        *("postgres_publisher", "postgres_source"),
         *("rabbitmq_publisher", "rabbitmq_source"),
         *("redis_publisher", "redis_source"),
         *("sqs_publisher", "sns_source"),

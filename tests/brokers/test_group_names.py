@@ -18,7 +18,6 @@ from tests.fixtures.consumers import numbered, running, sessions_by
 from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import publish, receive
-from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -98,14 +97,11 @@ async def test_members_carry_the_id_of_their_handlers_database(
         assert any(name.endswith("-db-a1a1a1a1") for name in names)
 
 
-@pytest.mark.parametrize("inbox", [False, True])
 async def test_members_on_postgres_are_seen_as_long_as_they_run(
-    database_url: str, inbox: bool
+    database_url: str,
 ) -> None:
-    url = with_options(database_url, inbox=inbox)
-
     def member(id: str) -> Any:
-        made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])
+        made = PostgresSource(database_url, consumer="billing", topics=["orders"])
         made.abilities.identify(id)
         return made
 

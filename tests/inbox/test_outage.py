@@ -13,19 +13,15 @@ from inbox.events import (
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
     HandlerFailed,
-    MessageDeadLettered,
     MessageHandled,
     SourceLost,
     SourceRecovered,
 )
 from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import InboxSource
 from outbox.observability.health import Health
 from outbox.observability.presence import PresenceNotRecorded
 from outbox.testing.postgres import PostgresServer
-from pillarbox import Consumer, DeadLetter, Message
-from relay.publisher import Acked
-from relay.publishers.postgres import PostgresPublisher
+from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
     NEVER,
     async_sessions_of,
@@ -36,8 +32,10 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.effects import EFFECTS, effects, note
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of, with_options
+from tests.fixtures.urls import with_options
 
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
@@ -118,8 +116,8 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
 ) -> None:
     url = migrated_server.url
     execute(url, EFFECTS)
-    execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    await publish(url, *numbered(100, keys=10))
+    add_consumer(url, "billing", "orders")
+    insert(url, *numbered(100, keys=10))
     started, restarted = asyncio.Event(), asyncio.Event()
 
     async def handle(session: AsyncSession, message: Message) -> None:
@@ -129,7 +127,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
             await restarted.wait()
         await note(session, message)
 
-    broker = with_options(copy_of(url), lease=timedelta(seconds=2))
+    broker = with_options(url, lease=timedelta(seconds=2))
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(
             broker, sessions, name="billing", retry=NEVER, max_in_flight=4
@@ -140,7 +138,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
             migrated_server.restart("immediate")
             restarted.set()
             await events.wait_for(HandlerDatabaseRecovered)
-            await publish(url, Message("orders", b"last"))
+            insert(url, Message("orders", b"last"))
             while len(effects(url)) < 101:
                 count = len(events.of(MessageHandled))
                 with suppress(TimeoutError):
@@ -153,19 +151,19 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     ("change", "remedy", "words"),
     [
         (
-            "REVOKE SELECT ON inbox.message FROM pillarbox_consumer",
-            "GRANT SELECT ON inbox.message TO pillarbox_consumer",
+            "REVOKE SELECT ON outbox.message FROM pillarbox_relay",
+            "GRANT SELECT ON outbox.message TO pillarbox_relay",
             "permission denied",
         ),
         (
-            "ALTER TABLE inbox.message RENAME TO gone",
-            "ALTER TABLE inbox.gone RENAME TO message",
+            "ALTER TABLE outbox.message RENAME TO gone",
+            "ALTER TABLE outbox.gone RENAME TO message",
             "does not exist",
         ),
         # Nothing is claimed without lanes, so only leasing fails.
         (
-            f"ALTER TABLE inbox.message RENAME TO gone; {END_LEASE}",
-            "ALTER TABLE inbox.gone RENAME TO message",
+            f"ALTER TABLE outbox.message RENAME TO gone; {END_LEASE}",
+            "ALTER TABLE outbox.gone RENAME TO message",
             "does not exist",
         ),
     ],
@@ -174,47 +172,17 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
 async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
     database_url: str, change: str, remedy: str, words: str
 ) -> None:
-    as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
+    as_reader = f"{database_url}?options=-crole%3Dpillarbox_relay"
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(copy_of(as_consumer), sessions, name="billing", retry=NEVER)
+        consumer = Consumer(as_reader, sessions, name="billing", retry=NEVER)
         consumer.handles("orders")(handle)
         async with running(consumer) as events:
-            await publish(database_url, Message("orders", b"1"))
+            insert(database_url, Message("orders", b"1"))
             await events.wait_for(MessageHandled)
             execute(database_url, change)
             lost, *_ = await events.wait_for(SourceLost)
             assert words in lost.reason
             execute(database_url, remedy)
             await events.wait_for(SourceRecovered)
-            await publish(database_url, Message("orders", b"2"))
+            insert(database_url, Message("orders", b"2"))
             await events.wait_for(MessageHandled, 2)
-
-
-async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(copy_of(url)) as publisher:
-        assert await publisher.publish(messages) == [Acked()] * len(messages)
-
-
-async def test_the_consumers_role_has_all_the_privileges_it_needs(
-    database_url: str,
-) -> None:
-    as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
-    source = InboxSource(
-        as_consumer,
-        consumer="billing",
-        topics=["orders"],
-        sweep_interval=timedelta(milliseconds=100),
-    )
-
-    async def refuse_one(session: AsyncSession, message: Message) -> None:
-        if message.payload == b"1":
-            raise DeadLetter("as asked")
-
-    async with consuming(
-        as_consumer, source, refuse_one, driver="psycopg async"
-    ) as events:
-        await publish(database_url, *numbered(3, keys=3))
-        await events.wait_for(MessageHandled, 2)
-        await events.wait_for(MessageDeadLettered)
-    query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-    assert execute(database_url, query) == [(0,)]

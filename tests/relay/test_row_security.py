@@ -18,9 +18,9 @@ from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 ENABLE = "ALTER TABLE {} ENABLE ROW LEVEL SECURITY"
@@ -115,16 +115,18 @@ async def test_a_consumer_does_not_start_if_policies_apply_to_its_sessions(
 async def test_a_source_of_the_postgres_broker_is_lost_while_policies_apply_to_it(
     database_url: str,
 ) -> None:
-    execute(database_url, ENABLE.format("inbox.message"))
-    url = as_role(database_url, "pillarbox_consumer")
+    add_consumer(database_url, "billing")
+    url = as_role(database_url, "pillarbox_relay")
     async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(copy_of(url), sessions, name="billing")
+        consumer = Consumer(url, sessions, name="billing")
 
         @consumer.handles("orders")
         async def bill(session: AsyncSession, message: Message) -> None:
             pass
 
         async with consuming(consumer) as events:
+            execute(database_url, ENABLE.format("outbox.message"))
+            insert(database_url, Message("orders", b""))
             (lost, *_) = await events.wait_for(SourceLost)
             assert "row-level security" in lost.reason
 

@@ -21,7 +21,6 @@ from inbox.poison.history import (
     Takeover,
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.postgres.inbox_source import InboxSource
 from inbox.sources.postgres.ready import Ready
 from inbox.sources.postgres.tenants import Tenants
 from outbox.brokers.options import DIRECT
@@ -55,7 +54,6 @@ _LEFT_OUT: Final = 0.05
 """Seconds that a source waits for messages while tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
-_TO_END: Final = "only pillarbox readers drop ends that, for all topics of the reader"
 
 
 class _Handover:
@@ -219,16 +217,12 @@ class PostgresSource:
         )
 
     @classmethod
-    def from_url(
-        cls, url: str, *, consumer: str, topics: Sequence[str]
-    ) -> "Self | InboxSource":
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
         """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
         """
-        if PostgresOptions.parse(url)[1].inbox:
-            return InboxSource(url, consumer=consumer, topics=topics)
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
@@ -267,7 +261,7 @@ class PostgresSource:
             self._url, application_name="pillarbox inbox"
         ) as connection:
             record = await self._reader.read(connection)
-        self._warnings = warn_unhandled(record.topics or (), self._topics, _TO_END)
+        self._warnings = warn_unhandled(record.topics or (), self._topics)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return messages that the relay has claimed.
@@ -342,7 +336,7 @@ class PostgresSource:
             case LanesFree():
                 self._holders = ()
             case DatabaseLost():
-                self._failure = event.reason
+                self._failure = f"{event.reason}; {event.remedy}"
             case DatabaseRecovered():
                 self._failure = None
             case ReaderDropped():

@@ -3,14 +3,28 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-from outbox.administration.readers import list_consumers
+from outbox.administration.readers import list_consumers, measure_held
 from outbox.observability.measures.backlog import Backlog, Rate, read_lags
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
 from outbox.postgres.advisory_lock import Lock, reader_class
 from outbox.postgres.sql_files import load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The days that are kept for a consumer, with the positions and the log.
+
+    Attributes:
+        since: when the oldest of its messages was created.
+    """
+
+    days: int
+    bytes: int
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +38,7 @@ class ConsumerStatus:
             records itself in another database. A consumer that reads the outbox, and
             each named queue of one, holds a lock in this database while it runs.
         lag: its messages that are not settled; None if it uses another broker.
+        held: what is kept for it, if it isn't running and messages wait.
         rate: how fast it handled the messages that were added within the window.
     """
 
@@ -31,6 +46,7 @@ class ConsumerStatus:
     is_reader: bool
     replicas: int | None
     lag: Backlog | None
+    held: Held | None
     rate: Rate | None
 
 
@@ -65,12 +81,19 @@ def read_consumers(
     lags = read_lags(reading, readers) if readers else {}
     recorded = Counter(it.name for it in running or ())
     replicas = recorded | _count_members(reading, readers)
+    is_held = any(not replicas[name] and lag.messages for name, lag in lags.items())
+    held = {
+        it.reader: Held(days=it.days, bytes=it.bytes, since=it.oldest)
+        for it in (measure_held(reading.connection) if is_held else ())
+        if it.oldest is not None and not replicas[it.reader]
+    }
     return tuple(
         ConsumerStatus(
             name=name,
             is_reader=is_reader,
             replicas=replicas[name] if is_reader or name in recorded else None,
             lag=lags.get(name, Backlog()) if is_reader else None,
+            held=held.get(name) if is_reader else None,
             rate=rates.get(name),
         )
         for name in sorted({*readers, *rates, *replicas})

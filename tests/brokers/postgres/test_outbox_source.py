@@ -18,7 +18,7 @@ from typing_extensions import override
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Delivery
-from inbox.sources.postgres import InboxSource, PostgresSource
+from inbox.sources.postgres import PostgresSource
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, drop_reader, list_readers
@@ -47,7 +47,7 @@ from tests.fixtures.roles import login, new_role
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import payloads, receive_despite_losses
 from tests.fixtures.through_proxy import ProxiedUrl
-from tests.fixtures.urls import copy_of, with_options
+from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import wait_for
 
 HOUR = timedelta(hours=1)
@@ -684,21 +684,17 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
                 await relay.run()
 
 
-@pytest.mark.parametrize("options", ["direct=true", "direct=true&inbox=true"])
-def test_the_former_option_is_refused_with_the_remedy(
-    options: str, database_url: str
-) -> None:
-    url = f"{database_url}?{options}"
-    with pytest.raises(ConfigError, match="direct: leave it out"):
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("direct=true", "direct: leave it out"),
+        ("inbox=true", "inbox: leave it out.* run the version before this one"),
+        ("unsubscribed=drop", "unsubscribed: leave it out.* readers add .* --discard"),
+    ],
+)
+def test_a_former_option_is_refused_with_the_remedy(option: str, remedy: str) -> None:
+    url = f"postgresql://host/name?{option}"
+    with pytest.raises(ConfigError, match=remedy):
         PostgresSource.from_url(url, consumer="billing", topics=["orders"])
-    with pytest.raises(ConfigError, match="direct: leave it out"):
+    with pytest.raises(ConfigError, match=remedy):
         PostgresPublisher(url)
-
-
-def test_the_url_decides(database_url: str) -> None:
-    for url, kind in (
-        (database_url, PostgresSource),
-        (copy_of(database_url), InboxSource),
-    ):
-        made = PostgresSource.from_url(url, consumer="billing", topics=["orders"])
-        assert type(made) is kind

@@ -8,26 +8,23 @@ from datetime import timedelta
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from typing_extensions import override
 
 from inbox.events import MessageHandled
 from inbox.source import Delivery
-from inbox.sources.postgres import InboxSource, PostgresSource
+from inbox.sources.postgres import PostgresSource
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, list_readers
 from outbox.administration.tenants import add_tenant_index, drop_tenant_index
 from outbox.lane import Priority, lanes_of
 from pillarbox import Consumer, Message
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
-from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of, with_options
+from tests.fixtures.urls import with_options
 
 FLOOD = """
-    INSERT INTO {log}.message
-           ({id}, lane, schema_version, topic, key, tenant,
+    INSERT INTO outbox.message
+           (id, lane, schema_version, topic, key, tenant,
             content_type, headers, payload)
     SELECT outbox.uuid7(), {lane} + n %% {lanes}, 1, 'orders',
            concat_ws(' ', %s::text, n %% 640), %s,
@@ -58,91 +55,43 @@ COUNTED = """
 """
 
 
-class Copy:
-    """A relay copies messages into `inbox.message`."""
+class Backlog:
+    """The messages of a consumer in the outbox, which has the index by tenant."""
 
-    log, id, lane = "inbox", "message_id", 0
-    left = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
-
-    def __init__(self, database_url: str) -> None:
-        self.database_url = database_url
-
-    def flood(
-        self, count: int, tenant: str | None = "flood", *, lanes: int = 16
-    ) -> None:
-        flood = FLOOD.format(log=self.log, id=self.id, lane=self.lane, lanes=lanes)
-        execute(self.database_url, flood, (tenant, tenant, count))
-        execute(self.database_url, f"ANALYZE {self.log}.message")
-        self.subscribe()
-
-    def subscribe(self) -> None:
-        subscribe_from_oldest(self.database_url, topic="orders")
-
-    async def publish(self, *messages: Message) -> None:
-        self.subscribe()
-        async with PostgresPublisher(copy_of(self.database_url)) as publisher:
-            await publisher.publish(messages)
-
-    def source(self, **options: object) -> InboxSource | PostgresSource:
-        return InboxSource(
-            with_options(self.database_url, **options),
-            consumer="billing",
-            topics=["orders"],
-        )
-
-    def consumer_url(self) -> str:
-        return copy_of(self.database_url)
-
-
-class Outbox(Copy):
-    """Consumers read the outbox, which has the index by tenant."""
-
-    log, id, lane = "outbox", "id", lanes_of(Priority.DEFAULT)[0]
     left = (
         "SELECT count(*) FROM outbox.message_status"
         " WHERE reader = 'billing' AND state <> 'handled'"
     )
 
     def __init__(self, database_url: str) -> None:
-        super().__init__(database_url)
-        self.subscribe()
+        self.database_url = database_url
         with administration(database_url, application_name="test") as connection:
+            add_reader(
+                connection, "billing", ["orders"], for_consumer=True, from_oldest=True
+            )
             add_tenant_index(connection)
 
-    @override
-    def subscribe(self) -> None:
-        with administration(self.database_url, application_name="test") as connection:
-            if not list_readers(connection, "billing"):
-                add_reader(
-                    connection,
-                    "billing",
-                    ["orders"],
-                    for_consumer=True,
-                    from_oldest=True,
-                )
+    def flood(
+        self, count: int, tenant: str | None = "flood", *, lanes: int = 16
+    ) -> None:
+        flood = FLOOD.format(lane=lanes_of(Priority.DEFAULT)[0], lanes=lanes)
+        execute(self.database_url, flood, (tenant, tenant, count))
+        execute(self.database_url, "ANALYZE outbox.message")
 
-    @override
-    async def publish(self, *messages: Message) -> None:
+    def add(self, *messages: Message) -> None:
         insert(self.database_url, *messages)
 
-    @override
-    def source(self, **options: object) -> InboxSource | PostgresSource:
+    def source(self, **options: object) -> PostgresSource:
         return PostgresSource(
             with_options(self.database_url, **options),
             consumer="billing",
             topics=["orders"],
         )
 
-    @override
-    def consumer_url(self) -> str:
-        return self.database_url
 
-
-@pytest.fixture(params=[Copy, Outbox], ids=["copy", "outbox"])
-def queue(database_url: str, request: pytest.FixtureRequest) -> Copy:
-    made = request.param(database_url)
-    assert isinstance(made, Copy)
-    return made
+@pytest.fixture
+def queue(database_url: str) -> Backlog:
+    return Backlog(database_url)
 
 
 @pytest.fixture
@@ -153,9 +102,7 @@ async def sessions(
         yield made
 
 
-async def take(
-    source: InboxSource | PostgresSource, least: int, queue: Copy
-) -> list[Delivery]:
+async def take(source: PostgresSource, least: int, queue: Backlog) -> list[Delivery]:
     """Receive as a consumer does whose handlers use the database; ack everything."""
     taken: list[Delivery] = []
     while len(taken) < least:
@@ -168,7 +115,7 @@ async def take(
 
 
 async def receive(
-    source: InboxSource | PostgresSource, tenant: str, queue: Copy
+    source: PostgresSource, tenant: str, queue: Backlog
 ) -> list[Delivery]:
     """Receive until there are messages of a tenant; leave all others unsettled."""
     async with asyncio.timeout(60):
@@ -184,29 +131,29 @@ def positions(taken: list[Delivery], tenant: str) -> list[int]:
 
 
 async def test_another_tenants_message_is_among_the_first_despite_a_flood(
-    queue: Copy,
+    queue: Backlog,
 ) -> None:
     queue.flood(20_000)
-    await queue.publish(Message("orders", b"", key="k", tenant="other"))
+    queue.add(Message("orders", b"", key="k", tenant="other"))
     async with queue.source() as source:
         taken = await take(source, 512, queue)
-    # Over the outbox, the first claim is handed out while tenants are searched.
-    assert positions(taken, "other")[0] <= (1 if type(queue) is Copy else 256)
+    # The first claim is handed out while tenants are searched.
+    assert positions(taken, "other")[0] <= 256
 
 
 async def test_a_message_published_during_a_flood_is_delivered_soon(
-    queue: Copy,
+    queue: Backlog,
 ) -> None:
     queue.flood(20_000)
     async with queue.source() as source:
         await take(source, 500, queue)
-        await queue.publish(Message("orders", b"", key="k", tenant="other"))
+        queue.add(Message("orders", b"", key="k", tenant="other"))
         taken = await take(source, IN_MEMORY, queue)
     assert len(positions(taken, "other")) == 1
 
 
 async def test_two_floods_get_equal_shares_in_order(
-    queue: Copy,
+    queue: Backlog,
 ) -> None:
     queue.flood(3_000)
     queue.flood(3_000, tenant="also a flood")
@@ -224,20 +171,20 @@ async def test_two_floods_get_equal_shares_in_order(
             assert numbers == sorted(numbers)
 
 
-async def test_many_tenants_all_get_their_turn(queue: Copy) -> None:
+async def test_many_tenants_all_get_their_turn(queue: Backlog) -> None:
     queue.flood(5_000)
     few = [
         Message("orders", b"", key=f"key {n}", tenant=f"tenant {n:03}")
         for n in range(200)
     ]
-    await queue.publish(*few)
+    queue.add(*few)
     async with queue.source() as source:
         taken = await take(source, IN_MEMORY, queue)
     assert len({d.message.tenant for d in taken}) == 201
 
 
 async def test_each_message_is_delivered_once_in_any_order(
-    queue: Copy,
+    queue: Backlog,
 ) -> None:
     queue.flood(3_000)
     queue.flood(700, tenant="b")
@@ -253,30 +200,30 @@ async def test_each_message_is_delivered_once_in_any_order(
 
 
 async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
-    queue: Copy,
+    queue: Backlog,
 ) -> None:
     queue.flood(2_000)
     first, second, other = (
         Message("orders", b"", key=key, tenant="other") for key in ("k", "k", "l")
     )
-    await queue.publish(first)
+    queue.add(first)
     async with queue.source() as source:
         (found,) = await receive(source, "other", queue)
         await found.nack(timedelta(hours=1))
-        await queue.publish(second, other)
+        queue.add(second, other)
         taken = await take(source, IN_MEMORY, queue)
     assert [d.message.id for d in taken if d.message.tenant == "other"] == [other.id]
 
 
 async def test_a_tenant_at_its_limit_does_not_delay_others(
-    queue: Copy, sessions: async_sessionmaker[AsyncSession]
+    queue: Backlog, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     queue.flood(3_000)
     at_work: Counter[str | None] = Counter()
     most: Counter[str | None] = Counter()
     gate = asyncio.Event()
     consumer = Consumer(
-        queue.consumer_url(),
+        queue.database_url,
         sessions,
         name="billing",
         max_in_flight=8,
@@ -296,7 +243,7 @@ async def test_a_tenant_at_its_limit_does_not_delay_others(
         Message("orders", b"", key=f"{n}", tenant=f"tenant {n % 3}") for n in range(30)
     ]
     async with running(consumer) as events:
-        await queue.publish(*others)
+        queue.add(*others)
         # The flood's handlers wait, and use all of its slots.
         await events.wait_for(MessageHandled, 30)
         assert at_work["flood"] == 2
@@ -308,11 +255,11 @@ async def test_a_tenant_at_its_limit_does_not_delay_others(
 async def test_without_the_index_claims_read_the_flood_first(
     database_url: str,
 ) -> None:
-    queue = Outbox(database_url)
+    queue = Backlog(database_url)
     with administration(database_url, application_name="test") as connection:
         drop_tenant_index(connection)
     queue.flood(2_000)
-    await queue.publish(Message("orders", b"", key="k", tenant="other"))
+    queue.add(Message("orders", b"", key="k", tenant="other"))
     async with queue.source() as source:
         taken = await take(source, 2_001, queue)
     assert positions(taken, "other")[0] > 1_000
@@ -322,7 +269,7 @@ async def test_without_the_index_claims_read_the_flood_first(
 async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
     database_url: str, *, is_first: bool
 ) -> None:
-    queue = Outbox(database_url)
+    queue = Backlog(database_url)
     add = "SELECT outbox.add('orders', %s, key => 'k', tenant => 'other')"
     others = [Message("orders", b"", key=f"{n}", tenant="other") for n in range(64)]
     with psycopg.connect(database_url) as late:
@@ -331,7 +278,7 @@ async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
         late.execute(add, (b"1",))
         if is_first:
             queue.flood(2_000)
-        await queue.publish(*others)
+        queue.add(*others)
         async with queue.source(prefetch=32) as source:
             before = await take(source, 600, queue)
             assert len(positions(before, "other")) == len(others)
@@ -345,7 +292,7 @@ async def test_a_message_that_commits_late_is_overtaken_by_none_of_its_key(
 async def test_what_was_handled_ahead_is_settled_for_whoever_comes_next(
     database_url: str,
 ) -> None:
-    queue = Outbox(database_url)
+    queue = Backlog(database_url)
     queue.flood(600, lanes=1)
     queue.flood(600, tenant="also a flood", lanes=1)
     async with queue.source() as source:

@@ -10,7 +10,10 @@ from typing_extensions import override
 
 from outbox.postgres.connection import Connection, Link
 from pillarbox import Message
-from tests.fixtures.replicas import LOGS, Log, Replica, Row
+from relay.handling.held_message import HeldMessage
+from tests.fixtures.positions import count_holding
+from tests.fixtures.relay import insert
+from tests.fixtures.replicas import Replica, replica, subscribe
 
 MESSAGES = 80
 KEYS = 5
@@ -47,8 +50,7 @@ class DyingLink(Link):
 class Shop:
     """Handles messages one by one, and checks the order of each key."""
 
-    def __init__(self, log: Log, url: str, dice: random.Random) -> None:
-        self.log = log
+    def __init__(self, url: str, dice: random.Random) -> None:
         self.url = url
         self.dice = dice
         self.added = 0
@@ -60,11 +62,11 @@ class Shop:
         DyingLink.dies_after = self.dice.random() < 0.5
         prefetch = self.dice.choice([3, 20, 100])
         try:
-            async with self.log.replica(
+            async with replica(
                 self.url, open_after=timedelta(0), prefetch=prefetch, kind=DyingLink
-            ) as replica:
+            ) as living:
                 while True:
-                    await self.turn(replica)
+                    await self.turn(living)
         except Killed:
             pass
 
@@ -95,7 +97,7 @@ class Shop:
                 replica.end(row)
         await replica.settle()
 
-    def check(self, row: Row) -> None:
+    def check(self, row: HeldMessage) -> None:
         """Check that all earlier messages of its key have been handled."""
         key, number = row.message.key, int(row.message.payload)
         if key is not None:
@@ -104,7 +106,7 @@ class Shop:
 
     async def add(self, count: int) -> None:
         first, self.added = self.added, self.added + count
-        await self.log.put(
+        insert(
             self.url,
             *(
                 Message(
@@ -124,14 +126,13 @@ class Shop:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("log", LOGS, ids=str)
 async def test_after_kills_at_any_statement_each_message_is_handled_in_order(
-    database_url: str, log: Log, seed: int
+    database_url: str, seed: int
 ) -> None:
-    log.subscribe(database_url, "billing", "orders")
-    shop = Shop(log, database_url, random.Random(seed))
+    subscribe(database_url, "billing", "orders")
+    shop = Shop(database_url, random.Random(seed))
     lives = 0
-    while shop.added < MESSAGES or log.count_holding(database_url):
+    while shop.added < MESSAGES or count_holding(database_url):
         await shop.live()
         lives += 1
         assert lives < 200, f"{shop.handled} of {shop.added} in {lives} lives"

@@ -1,192 +1,124 @@
-"""The postgres source: a consumer's deliveries, shared by its replicas, in order."""
+"""Rows that commit late, and refusals that come too late, keep the order of keys."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 
 import psycopg
 import pytest
 
-from inbox.sources.postgres import InboxSource
-from inbox.sources.postgres.inbox_source import SESSION_SETTINGS
-from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
-from inbox.sources.postgres.queue import Outcome, Queue
-from outbox.errors import ConfigError
-from outbox.lane import bucket_of
-from outbox.postgres.connection import Link, conninfo
+from inbox.sources.postgres import PostgresSource
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.lane import Priority, lane_of
+from outbox.postgres.connection import conninfo
 from pillarbox import Message, uuid7
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert, make_due
+from tests.fixtures.replicas import replica
 from tests.fixtures.sessions import execute
 from tests.fixtures.sources import payloads, receive
-from tests.fixtures.sources import publish_copy as publish
 from tests.fixtures.urls import with_options
 
 HOUR = timedelta(hours=1)
-ALL_LANES = range(16)
-MAKE_DUE = """
-    INSERT INTO inbox.deferral (created_at, seq, attempts, lane, cause, consumer, key,
-                                  due_at)
-    SELECT created_at, seq, attempts, lane, 'refused', consumer, key, now()
-      FROM inbox.delivery_status
-     WHERE attempts = 1 AND acked_at IS NULL
-"""
-INSERT = """
-    INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
-                               content_type, headers, payload)
-    VALUES (%(id)s, %(lane)s, 1, 'orders', %(key)s, 'text/plain', '{}', '0')
-"""
+ADD = "SELECT outbox.add('orders', '0'::jsonb, key => %s)"
 
 
-@asynccontextmanager
-async def source(
-    url: str,
-    *,
-    sweep_interval: timedelta = timedelta(milliseconds=200),
-    **options: object,
-) -> AsyncIterator[InboxSource]:
-    options = {"lease": timedelta(seconds=2), **options}
-    async with InboxSource(
-        with_options(url, **options),
+def source(url: str, **options: object) -> PostgresSource:
+    return PostgresSource(
+        with_options(url, **{"lease": timedelta(seconds=2), **options}),
         consumer="billing",
-        topics=["orders*"],
+        topics=["orders"],
         poll_interval=timedelta(milliseconds=100),
-        sweep_interval=sweep_interval,
-    ) as entered:
-        yield entered
+    )
+
+
+def same_lane_as(key: str) -> str:
+    lane = lane_of(key, uuid7(), Priority.DEFAULT)
+    others = (f"k{n}" for n in range(1000))
+    return next(it for it in others if lane_of(it, uuid7(), Priority.DEFAULT) == lane)
 
 
 @pytest.mark.parametrize("began", ["earlier", "later"])
 async def test_a_message_that_commits_late_is_not_overtaken(
     began: str, database_url: str
 ) -> None:
-    late, after = (Message("orders", b"", key="late") for _ in range(2))
-    lane, url = bucket_of(late.key, late.id), conninfo(database_url)
-    async with source(database_url, sweep_interval=HOUR) as consumer:
+    add_consumer(database_url, "billing", "orders")
+    url = conninfo(database_url)
+    async with source(database_url) as consumer:
         with psycopg.connect(url) as slow, psycopg.connect(url) as quick:
             if began == "earlier":
                 # Its id is lower: the snapshot after its commit ends below the late id.
                 quick.execute("SELECT pg_current_xact_id()")
-            slow.execute(INSERT, {"id": late.id, "lane": lane, "key": late.key})
+            slow.execute(ADD, ["late"])
             for _ in range(3):
-                quick.execute(INSERT, {"id": uuid7(), "lane": lane, "key": "other"})
+                quick.execute(ADD, [same_lane_as("late")])
                 quick.commit()
                 (delivery,) = await receive(consumer, 1)
-                assert delivery.message.key == "other"
+                assert delivery.message.key == same_lane_as("late")
                 await delivery.ack()
-        await publish(database_url, after)
+        insert(database_url, Message("orders", b"1", key="late"))
         received = await receive(consumer, 2)
-    assert [delivery.message.id for delivery in received] == [late.id, after.id]
-
-
-@asynccontextmanager
-async def queue_of_all_lanes(url: str) -> AsyncIterator[tuple[Queue, DeliveryLanes]]:
-    """A queue that sweeps only on request, and its lanes."""
-    lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
-    lanes.take(ALL_LANES)
-    queue = Queue(
-        Link(url, application_name="test", settings=SESSION_SETTINGS),
-        lanes,
-        consumer="billing",
-        prefetch=100,
-        sweep_interval=HOUR,
-    )
-    try:
-        yield queue, lanes
-    finally:
-        await queue.close()
+    assert [delivery.message.key for delivery in received] == ["late", "late"]
+    assert payloads(received) == [0, 1]
 
 
 async def test_a_message_skipped_while_its_key_was_blocked_precedes_later_ones(
     database_url: str,
 ) -> None:
-    late, head = (Message("orders", name, key="k") for name in (b"late", b"head"))
-    lane = bucket_of(late.key, late.id)
-    same_lane = next(
-        f"k{n}" for n in range(1000) if bucket_of(f"k{n}", late.id) == lane
-    )
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with queue_of_all_lanes(database_url) as (queue, lanes):
-
-        async def claim() -> list[ClaimedDelivery]:
-            await queue.claim(ALL_LANES)
-            return queue.hand_out(100, ALL_LANES, ())
-
+    async with replica(database_url) as working:
         with psycopg.connect(conninfo(database_url)) as slow:
-            slow.execute(INSERT, {"id": late.id, "lane": lane, "key": late.key})
-            await publish(database_url, head)
-            (failed,) = await claim()
-            lanes.block(failed)
-            await queue.write([Outcome(failed, HOUR)])
+            slow.execute(ADD, ["k"])
+            insert(database_url, Message("orders", b"1", key="k"))
+            (failed,) = await working.claim()
+            await working.refuse(failed)
         # The position advances beyond the late row, since claims skip its key.
         for _ in range(3):
-            await publish(database_url, Message("orders", b"", key=same_lane))
-            (row,) = await claim()
-            assert row.message.key == same_lane
-            await queue.write([Outcome(row, None)])
-        assert (found := lanes.find(lane)) is not None
-        assert found.up_to > failed.seq
-        await publish(database_url, Message("orders", b"next", key="k"))
-        execute(database_url, MAKE_DUE)
-
-        queue.sweep_soon()
-        rows = await claim()
-
-    assert [row.message.id for row in rows[:2]] == [late.id, head.id]
-    assert [row.message.payload for row in rows[2:]] == [b"next"]
+            insert(database_url, Message("orders", b"9", key=same_lane_as("k")))
+            (row,) = await working.claim()
+            assert row.message.key == same_lane_as("k")
+            await working.ack(row)
+        insert(database_url, Message("orders", b"2", key="k"))
+        make_due(database_url)
+        handled: list[int] = []
+        while len(handled) < 3:
+            rows = await working.sweep()
+            handled += [int(row.message.payload) for row in rows]
+            await working.ack(*rows)
+    assert handled == [0, 1, 2]
 
 
 async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
     database_url: str, proxy: MakeProxy
 ) -> None:
+    add_consumer(database_url, "billing", "orders")
     first, *rest = numbered(3)
-    lane = bucket_of(first.key, first.id)
-    same_lane = next(
-        f"k{n}" for n in range(1000) if bucket_of(f"k{n}", first.id) == lane
-    )
+    assert first.key is not None
     to_server, through = proxy(database_url)
-    async with AsyncExitStack() as frozen, AsyncExitStack() as owning:
+    async with AsyncExitStack() as frozen:
         late = await frozen.enter_async_context(source(through))
-        await publish(
-            database_url, Message("orders", b"3", key=same_lane), first, *rest
-        )
+        other = Message("orders", b"3", key=same_lane_as(first.key))
+        insert(database_url, other, first, *rest)
         deliveries = await receive(late, 4)
         to_server.stall()
-        # It reads one row at a time, and has already read that no key is blocked.
-        owner = await owning.enter_async_context(source(database_url, prefetch=1))
-        assert payloads(await receive(owner, 1, limit=1)) == [3]
+        # It has already read that no key is blocked.
+        async with source(database_url, prefetch=1) as owner:
+            assert payloads(await receive(owner, 1, limit=1)) == [3]
 
-        (refused,) = (d for d in deliveries if d.message.id == first.id)
-        await refused.nack(HOUR)
-        to_server.resume()
-        # When it leaves, it writes any outcomes not yet written.
-        await frozen.aclose()
+            (refused,) = (d for d in deliveries if d.message.id == first.id)
+            await refused.nack(HOUR)
+            to_server.resume()
+            # When it leaves, it writes any outcomes not yet written.
+            with suppress(BrokerUnavailableError):
+                await frozen.aclose()
 
-        received = await receive(owner, 3)
-
-    assert payloads(received) == [0, 1, 2]
-    assert execute(database_url, "TABLE inbox.deferral") == []
-
-
-async def test_rows_inserted_by_hand_are_delivered_with_their_problem(
-    database_url: str,
-) -> None:
-    async with source(database_url) as consumer:
-        execute(
-            database_url,
-            "INSERT INTO inbox.message (message_id, lane, schema_version, topic,"
-            " content_type, headers, payload)"
-            " SELECT gen_random_uuid(), 3, n, 'orders', '', h::jsonb, ''"
-            "   FROM (VALUES (0, '{}'), (1, '[1]'), (1, '{\"a\": 1}')) v (n, h)",
-        )
-        problems = {delivery.problem for delivery in await receive(consumer, 3)}
-    assert problems == {
-        "schema_version is 0, must be at least 1",
-        "headers is not a JSON object of strings",
-    }
+            received = await receive(owner, 3)
+            assert payloads(received) == [0, 1, 2]
+            refusals = "SELECT 1 FROM outbox.deferral WHERE cause = 'refused'"
+            assert execute(database_url, refusals) == []
 
 
-async def test_a_database_without_the_inbox_is_reported_at_start(
+async def test_a_database_without_the_outbox_is_reported_at_start(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(ConfigError, match="run pillarbox migrate"):

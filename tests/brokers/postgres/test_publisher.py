@@ -1,7 +1,7 @@
 """The postgres publisher appends to the outbox of another database."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from inbox.events import MessageHandled
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import Priority, lane_of
-from outbox.testing.postgres import PostgresServer
 from outbox.url import FileUrl
 from pillarbox import Consumer, Message
 from relay.dead_letters.retry import PublishingRetrier
@@ -24,7 +23,6 @@ from relay.renewed_publisher import publisher_of
 from tests.fixtures import relay as relays
 from tests.fixtures.consumers import id_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up, retry
-from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert, unsettled
 from tests.fixtures.roles import login, new_role
@@ -32,13 +30,6 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def other_url(server: PostgresServer, template: Template) -> Iterator[str]:
-    """The database of another service."""
-    with new_database(server, "pillarbox_other", template) as name:
-        yield server.database_url(name)
 
 
 def appended(url: str, columns: str = "payload") -> list[Any]:
@@ -50,9 +41,9 @@ async def until(what: str, reached: Callable[[], bool]) -> None:
 
 
 async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
-    database_url: str, other_url: str
+    database_url: str, other_database_url: str
 ) -> None:
-    add_consumer(other_url, "billing")
+    add_consumer(other_database_url, "billing")
     messages = [
         Message(
             "orders",
@@ -66,15 +57,15 @@ async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
         for n, priority in enumerate([*Priority] * 10)
     ]
     handled: list[Message] = []
-    with sessions_of(other_url) as sessions:
-        consumer = Consumer(other_url, sessions, name="billing")
+    with sessions_of(other_database_url) as sessions:
+        consumer = Consumer(other_database_url, sessions, name="billing")
 
         @consumer.handles("orders", version=2)
         def handle(session: Session, message: Message) -> None:
             handled.append(message)
 
         async with (
-            relays.running(database_url, PostgresPublisher(other_url)),
+            relays.running(database_url, PostgresPublisher(other_database_url)),
             running(consumer) as events,
         ):
             insert(database_url, *messages)
@@ -83,20 +74,20 @@ async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
         numbers = [m.json()["n"] for m in handled if m.key == key]
         assert numbers == [m.json()["n"] for m in messages if m.key == key]
     assert {m.headers["color"] for m in handled} == {"red"}
-    lanes = dict(appended(other_url, "id, lane"))
+    lanes = dict(appended(other_database_url, "id, lane"))
     assert lanes == {m.id: lane_of(m.key, m.id, m.priority) for m in messages}
 
 
 async def test_relays_to_one_another_send_no_message_round(
-    database_url: str, other_url: str
+    database_url: str, other_database_url: str
 ) -> None:
     async with (
-        relays.running(database_url, PostgresPublisher(other_url)),
-        relays.running(other_url, PostgresPublisher(database_url)),
+        relays.running(database_url, PostgresPublisher(other_database_url)),
+        relays.running(other_database_url, PostgresPublisher(database_url)),
     ):
         insert(database_url, Message("orders", b"from here"))
-        insert(other_url, Message("orders", b"from there"))
-        both = (database_url, other_url)
+        insert(other_database_url, Message("orders", b"from there"))
+        both = (database_url, other_database_url)
         await until("all is there", lambda: all(len(appended(it)) == 2 for it in both))
         await until("all is settled", lambda: not any(map(unsettled, both)))
     for url in both:
@@ -141,10 +132,18 @@ async def test_a_message_is_appended_once_whatever_the_time_in_its_id(
     assert len(appended(database_url)) == 2
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [{"key": "a\0b"}, {"tenant": "x" * 1025}, {"topic": "\0"}],
+    ids=["key", "tenant", "topic"],
+)
 async def test_a_message_that_cannot_be_stored_is_refused_alone_and_permanently(
-    database_url: str,
+    database_url: str, odd: dict[str, Any]
 ) -> None:
-    batch = [Message("t", b"%d" % n, tenant="x" * [1, 1025, 1][n]) for n in range(3)]
+    batch = [
+        Message(**{"topic": "t", "payload": b"%d" % n} | (odd if n == 1 else {}))
+        for n in range(3)
+    ]
     async with PostgresPublisher(database_url) as publisher:
         first, second, third = await publisher.publish(batch)
     assert first == third == Acked()
@@ -169,9 +168,17 @@ async def test_the_applications_role_may_append_and_its_loss_costs_no_attempt(
                 await publisher.publish([Message("orders", b"")])
 
 
-def test_an_option_for_the_copy_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match="unsubscribed=drop: is for inbox=true"):
-        PostgresPublisher("postgresql://host/name?unsubscribed=drop")
+@pytest.mark.parametrize("option", ["nonsense=1", "max_payload_bytes=0"])
+def test_an_unknown_option_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=option.partition("=")[0]):
+        PostgresPublisher(f"postgresql://host/name?{option}")
+
+
+async def test_a_read_only_database_is_unavailable(database_url: str) -> None:
+    read_only = f"{database_url}?options=-cdefault_transaction_read_only%3Don"
+    with pytest.raises(BrokerUnavailableError, match="read-only"):
+        async with PostgresPublisher(read_only) as publisher:
+            await publisher.publish([Message("orders", b"")])
 
 
 async def test_a_missing_day_costs_no_attempt(database_url: str) -> None:

@@ -20,13 +20,12 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres import PostgresSource
 from outbox.events import ProcessMeasured
 from outbox.observability.prometheus import TopicLabels
 from pillarbox import Consumer, DeadLetter, Message, RetryLater
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, id_of, running
-from tests.fixtures.urls import copy_of
+from tests.fixtures.relay import insert
 
 MINUTE = timedelta(minutes=1)
 
@@ -108,7 +107,7 @@ async def test_handlers_and_the_delivery_of_a_message_are_timed(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox.observability.presence._REPORT", 0.1)
-    source = InboxSource(database_url, consumer="billing", topics=["orders"])
+    source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     entered, leave = asyncio.Event(), asyncio.Event()
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
@@ -121,8 +120,7 @@ async def test_handlers_and_the_delivery_of_a_message_are_timed(
             await leave.wait()
 
         async with running(consumer) as events:
-            async with PostgresPublisher(copy_of(database_url)) as publisher:
-                await publisher.publish([Message("orders", b"1")])
+            insert(database_url, Message("orders", b"1"))
             await entered.wait()
             started = len(events.of(ProcessMeasured))
             await events.wait_for(ProcessMeasured, started + 1)

@@ -18,17 +18,14 @@ from inbox.events import (
     SourceWarned,
 )
 from inbox.sources.memory import MemoryDelivery, MemorySource
-from inbox.subscriptions import subscribe
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.payload.payload_codec import encoded
-from outbox.postgres.connection import connect
 from pillarbox import Consumer, Message
 from tests.fixtures.consumers import consuming, numbered, running, sessions_by
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.sources import publish_copy
-from tests.fixtures.urls import copy_of, with_options
+from tests.fixtures.urls import with_options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -92,7 +89,7 @@ async def test_after_the_rollout_the_messages_of_the_topic_are_dead_lettered_at_
     assert len(events.of(DeliveryReturned)) == 1
     for letter in letters:
         assert "no handler for topic 'reports'" in letter.reason
-        assert "pillarbox unsubscribe CONSUMER TOPIC" in letter.reason
+        assert "pillarbox readers drop" in letter.reason
 
 
 @pytest.mark.parametrize("kind", TERMS)
@@ -196,13 +193,10 @@ def test_a_message_comes_back_the_less_often_the_longer_the_rollout_lasts() -> N
     assert rollout.wait("others") is not None
 
 
-@pytest.mark.parametrize("kind", ["postgres", "inbox"])
 async def test_replicas_of_two_releases_share_a_topic_without_a_dead_letter(
-    database_url: str, kind: str
+    database_url: str,
 ) -> None:
     source = with_options(database_url, lease="2s")
-    if kind == "inbox":
-        source = copy_of(source)
 
     def release(sessions: Any, *topics: str) -> Consumer:
         consumer = Consumer(source, sessions, name="billing")
@@ -215,38 +209,26 @@ async def test_replicas_of_two_releases_share_a_topic_without_a_dead_letter(
         async with running(old) as of_old, running(new) as of_new:
             count, handled = 0, list[MessageHandled]()
             while not of_old.of(DeliveryReturned):
-                messages = numbered(40, keys=40, topic="reports")
-                if kind == "postgres":
-                    insert(database_url, *messages)
-                else:
-                    await publish_copy(database_url, *messages)
+                insert(database_url, *numbered(40, keys=40, topic="reports"))
                 count += 40
                 handled = await of_new.wait_for(MessageHandled, count)
     assert len({event.id for event in handled}) == count
     assert not of_old.of(MessageDeadLettered)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "inbox"])
 async def test_a_consumer_names_the_subscriptions_that_no_handler_takes(
-    kind: str, database_url: str
+    database_url: str,
 ) -> None:
     topics = ["orders", "reports", "orders.paid", "orders.*", "paid.*", "ord*"]
-    source = database_url
-    if kind == "postgres":
-        with administration(database_url, application_name="test") as admin:
-            add_reader(admin, "billing", topics, for_consumer=True)
-    else:
-        source = copy_of(database_url)
-        async with await connect(database_url, application_name="test") as connection:
-            await subscribe(connection, "billing", topics)
+    with administration(database_url, application_name="test") as admin:
+        add_reader(admin, "billing", topics, for_consumer=True)
     async with sessions_by(database_url, "asyncpg") as sessions:
-        consumer = Consumer(source, sessions, name="billing")
+        consumer = Consumer(database_url, sessions, name="billing")
         for topic in ("orders", "orders.*"):
             consumer.handles(topic)(handle)
         async with running(consumer) as events:
             warnings = await events.wait_for(SourceWarned, 2)
-    remedy = {"inbox": "pillarbox unsubscribe", "postgres": "pillarbox readers drop"}
-    assert all(remedy[kind] in warning.reason for warning in warnings)
+    assert all("pillarbox readers drop" in warning.reason for warning in warnings)
     named = [warning.reason.split(",")[0] for warning in warnings]
     assert sorted(named) == [
         "is subscribed to 'paid.*'",

@@ -51,7 +51,7 @@ from tests.fixtures.web import browsing
 from tests.fixtures.webhook import hook_app, served, status_of
 
 SOON = timedelta(seconds=1)
-BROKERS = ("inbox", "redis", "nats", "rabbitmq", "kafka", "sqs")
+BROKERS = ("redis", "nats", "rabbitmq", "kafka", "sqs")
 AGAIN = RetryPolicy(max_attempts=9, first_delay=timedelta(milliseconds=1))
 
 

@@ -10,34 +10,28 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox.events import MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
 from inbox.source import Delivery
-from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres import PostgresSource
 from inbox.testing.crash import die_holding
 from pillarbox import Message
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import consuming, numbered
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of, with_options
+from tests.fixtures.urls import with_options
 
 pytestmark = pytest.mark.timeout(180)
 
-SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
 
-
-def source(url: str) -> InboxSource:
-    return InboxSource(
+def source(url: str) -> PostgresSource:
+    return PostgresSource(
         with_options(url, lease=timedelta(seconds=2)),
         consumer="billing",
         topics=["orders"],
-        sweep_interval=timedelta(milliseconds=200),
+        poll_interval=timedelta(milliseconds=100),
     )
 
 
-async def publish(url: str, *messages: Message) -> None:
-    async with PostgresPublisher(copy_of(url)) as publisher:
-        await publisher.publish(messages)
-
-
-async def receive(consumer: InboxSource, count: int) -> list[Delivery]:
+async def receive(consumer: PostgresSource, count: int) -> list[Delivery]:
     received: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(received) < count:
@@ -48,11 +42,11 @@ async def receive(consumer: InboxSource, count: int) -> list[Delivery]:
 async def test_messages_older_than_the_lease_are_reported_as_possibly_started(
     database_url: str,
 ) -> None:
-    execute(database_url, SUBSCRIBE)
-    await publish(database_url, *numbered(3))
+    add_consumer(database_url, "billing", "orders")
+    insert(database_url, *numbered(3))
     async with source(database_url) as consumer:
         before = await receive(consumer, 3)
-        await publish(database_url, *numbered(3))
+        insert(database_url, *numbered(3))
         later = await receive(consumer, 3)
     assert [isinstance(d.history, TakenOver) for d in before] == [True] * 3
     assert [d.history for d in later] == [FIRST_DELIVERY] * 3
@@ -61,9 +55,9 @@ async def test_messages_older_than_the_lease_are_reported_as_possibly_started(
 async def test_a_failed_message_counts_as_started(database_url: str) -> None:
     async with source(database_url) as consumer:
         # The first receive leases the lanes.
-        await publish(database_url, *numbered(1))
+        insert(database_url, *numbered(1))
         await receive(consumer, 1)
-        await publish(database_url, Message("orders", b""))
+        insert(database_url, Message("orders", b""))
         (delivery,) = await receive(consumer, 1)
         await delivery.nack(timedelta(milliseconds=1))
         (again,) = await receive(consumer, 1)
@@ -71,22 +65,21 @@ async def test_a_failed_message_counts_as_started(database_url: str) -> None:
 
 
 async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> None:
-    execute(database_url, SUBSCRIBE)
-    await publish(database_url, *numbered(3, keys=3))
+    add_consumer(database_url, "billing", "orders")
+    insert(database_url, *numbered(3, keys=3))
     await die_holding(partial(source, database_url), 3)
     async with source(database_url) as consumer:
         assert {d.attempts for d in await receive(consumer, 3)} == {0}
-    assert execute(
-        database_url, "SELECT DISTINCT attempts FROM inbox.delivery_status"
-    ) == [(0,)]
+    attempts = "SELECT DISTINCT attempts FROM outbox.message_status"
+    assert execute(database_url, attempts) == [(0,)]
 
 
 async def test_deliveries_that_a_dead_replica_held_but_did_not_start_are_not_charged(
     database_url: str,
 ) -> None:
-    execute(database_url, SUBSCRIBE)
+    add_consumer(database_url, "billing", "orders")
     messages = numbered(3, keys=3)
-    await publish(database_url, *messages)
+    insert(database_url, *messages)
     await die_holding(partial(source, database_url), 3)
     seen: list[int] = []
 

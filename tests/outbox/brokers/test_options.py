@@ -30,7 +30,7 @@ ONE_URL = {
     "&auto.offset.reset=latest&linger.ms=0&handover=3s",
     "memory": "memory://",
     "nats": "nats://h?max_payload_bytes=9&ack_wait=5s&stream=S&create=a.>",
-    "postgresql": "postgresql://h/x?lease=20s&sslmode=require",
+    "postgresql": "postgresql://h/x?max_payload_bytes=9&lease=20s&sslmode=require",
     "redis": "redis://h/0?maxlen=9&reclaim_after=5s&health_check_interval=3",
     "sqs": "sqs://eu-west-1/?in_flight=3&visibility=5s&fifo=true",
 }

@@ -367,15 +367,16 @@ def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
 def test_the_relay_retries_with_the_publisher_of_the_broker(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
     messages = [
         Message("orders", b"1"),
         Message("orders", b"2"),
-        Message("nobody", b""),
+        Message("orders", b"too large"),
     ]
-    (id, _, nobody) = give_up(database_url, *messages)
+    (id, _, refused) = give_up(database_url, *messages)
     url = as_role(database_url, "pillarbox_relay")
-    argv = ("retry", "--side=outbox", f"--broker={url}")
+    # Into the same outbox, as a relay would into that of another service.
+    broker = f"{as_role(database_url, 'pillarbox_application')}&max_payload_bytes=1"
+    argv = ("retry", "--side=outbox", f"--broker={broker}")
 
     assert run(url, *argv, "--topic=*", "--dry-run") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
@@ -385,10 +386,10 @@ def test_the_relay_retries_with_the_publisher_of_the_broker(
     assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
     assert run(url, *argv, "--topic=*", "--rate", "1000/s") == 1
     why, sum_ = capsys.readouterr().out.splitlines()
-    assert why.startswith(f"{nobody} of nobody failed: ")
-    assert "subscribe" in why
+    assert why.startswith(f"{refused} of orders failed: ")
+    assert "max_payload_bytes" in why or "bytes" in why
     assert sum_ == "2 retried: 1 succeeded, 1 failed, 0 skipped"
-    delivered = "SELECT payload FROM inbox.message ORDER BY seq"
+    delivered = "SELECT payload FROM outbox.message ORDER BY seq"
     assert execute(database_url, delivered) == [(b"1",), (b"2",)]
 
 

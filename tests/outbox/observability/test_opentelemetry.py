@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, TraceFlags
+from redis import Redis
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
@@ -32,7 +33,6 @@ from tests.fixtures.spans import (
     parent_of,
     traceparent_of,
 )
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -208,15 +208,16 @@ def test_opentelemetry_instrument_needs_no_change_to_the_code() -> None:
 
 
 def test_opentelemetry_instrument_traces_a_relay(
-    database_url: str, tmp_path: Path
+    database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     insert(database_url, ONE, ONE.replace(id=uuid7(), topic="orders.unknown", key="b"))
+    with Redis.from_url(redis_url) as client:
+        client.mset({"orders.placed": "no stream", "orders.unknown": "no stream"})
     relay = RunningProcess(
         [
             str(Path(sys.executable).with_name("opentelemetry-instrument")),
             *command_line("pillarbox", "relay", "--database", database_url),
-            # Nobody subscribes to these topics.
-            *("--broker", copy_of(database_url), "--max-attempts", "2"),
+            *("--broker", redis_url, "--max-attempts", "2"),
         ],
         tmp_path / "log",
         CONSOLE,
@@ -232,7 +233,7 @@ def test_opentelemetry_instrument_traces_a_relay(
         assert log.count(f'"name": "retry {topic}"') == 1
         # Only once, although several observers listen to the event.
         assert log.count(f'"name": "dead_letter {topic}"') == 1
-    assert '"messaging.system": "postgres"' in log
+    assert '"messaging.system": "redis"' in log
 
 
 def test_no_process_imports_opentelemetry_on_its_own() -> None:

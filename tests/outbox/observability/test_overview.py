@@ -195,3 +195,25 @@ def test_a_message_of_an_idle_lane_is_found_however_old_it_is(
     assert backlog.messages == 1
     assert backlog.waited is not None
     assert backlog.waited > timedelta(days=3)
+
+
+def test_status_says_which_days_a_consumer_holds_that_is_down_without_a_relay(
+    unread_database_url: str, monitor: psycopg.Connection
+) -> None:
+    add_consumer(unread_database_url, "billing", "orders")
+    execute(
+        unread_database_url,
+        "INSERT INTO outbox.message (created_at, id, lane, topic, content_type,"
+        " payload) SELECT now() - n * interval '24 hours', outbox.uuid7(), 0,"
+        " 'orders', 'text/plain', '' FROM generate_series(0, 1) AS n",
+    )
+
+    overview, findings = examine_quickly(monitor)
+
+    (billing,) = overview.consumers
+    assert billing.held is not None
+    assert (billing.held.days, billing.replicas) == (2, 0)
+    (found,) = (it for it in findings if it.check == "backlog")
+    yesterday = f"{overview.at - timedelta(days=1):%F}"
+    assert f"holds back 2 days from {yesterday} on, " in found.finding
+    assert "pillarbox readers drop billing" in found.remedy

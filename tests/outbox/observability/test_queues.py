@@ -7,9 +7,8 @@ from inbox.events import MessageHandled
 from outbox.observability.measures.reading import Scope
 from outbox.observability.message_life import read_trace
 from outbox.observability.overview import read_overview
-from pillarbox import Consumer, Message, Relay, add
+from pillarbox import Consumer, Message, add
 from tests.fixtures.consumers import running, sessions_of
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 
@@ -21,8 +20,7 @@ async def test_the_queue_of_a_running_consumer_runs_and_has_acked(
         sessions_of(database_url) as sessions,
         psycopg.connect(database_url, autocommit=True) as connection,
     ):
-        copy = copy_of(database_url)
-        consumer = Consumer(copy, sessions, name="desk")
+        consumer = Consumer(database_url, sessions, name="desk")
 
         @consumer.handles("orders.placed")
         def bill(session: Session, message: Message) -> None: ...
@@ -34,7 +32,7 @@ async def test_the_queue_of_a_running_consumer_runs_and_has_acked(
             overview = read_overview(connection, Scope(parts=["consumers"]))
             return {it.name: it.replicas for it in overview.consumers}
 
-        async with running(consumer) as events, Relay(database_url, copy):
+        async with running(consumer) as events:
             with sessions.begin() as session:
                 add(session, message)
             await events.wait_for(MessageHandled)

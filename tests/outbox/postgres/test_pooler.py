@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from inbox.sources.postgres import InboxSource
+from inbox.sources.postgres import PostgresSource
 from outbox.cli.main import main
 from outbox.dead_letters.criteria import Criteria
 from outbox.errors import DatabaseUnavailableError, PoolerError
@@ -25,7 +25,6 @@ from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.pgbouncer import Pooled
 from tests.fixtures.relay import insert, running
 from tests.fixtures.sessions import execute
-from tests.fixtures.urls import copy_of
 from tests.fixtures.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
@@ -187,12 +186,12 @@ async def test_processes_refuse_a_pooler_and_do_nothing(
     with pytest.raises(PoolerError, match=REMEDY):
         async with running(url, publisher):
             pass
-    source = InboxSource(url, consumer="billing", topics=["orders"])
+    source = PostgresSource(url, consumer="billing", topics=["orders"])
     with pytest.raises(PoolerError, match=REMEDY):
         async with source:
             pass
     with pytest.raises(PoolerError, match=REMEDY):
-        async with PostgresPublisher(copy_of(url)):
+        async with PostgresPublisher(url):
             pass
     async with PublishingRetrier(url, lambda: publisher) as retrier:
         (candidate,) = await find(retrier, Criteria())
@@ -200,7 +199,10 @@ async def test_processes_refuse_a_pooler_and_do_nothing(
             await retrier.retry(candidate)
 
     assert publisher.messages == []
-    assert execute(database_url, "SELECT * FROM inbox.subscription") == []
+    assert (
+        execute(database_url, "SELECT 1 FROM outbox.reader WHERE reader = 'billing'")
+        == []
+    )
     assert states(database_url) == [("PENDING", 0, "refused")]
 
 
@@ -212,9 +214,9 @@ async def test_processes_work_through_a_pooler_in_session_mode(
         insert(database_url, message := Message("orders", b""))
         await relaying.events.wait_for(BatchSettled)
     assert publisher.messages == [message]
-    async with InboxSource(url, consumer="billing", topics=["orders"]) as source:
-        async with PostgresPublisher(copy_of(database_url)) as direct:
-            await direct.publish([message])
+    async with PostgresSource(url, consumer="billing", topics=["orders"]) as source:
+        async with PostgresPublisher(url) as publishing:
+            await publishing.publish([message := Message("orders", b"")])
         (delivery,) = await source.receive(limit=1)
         assert delivery.message == message
         await delivery.ack()
