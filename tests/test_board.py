@@ -125,14 +125,14 @@ def has_data(prometheus: Prometheus, target: dict[str, Any]) -> bool:
 
 
 async def test_each_panel_has_data_from_a_running_relay_and_consumer(
-    site: Site, other_database_url: str, tmp_path: Path
+    site: Site, other_url: str, tmp_path: Path
 ) -> None:
     run_upkeep(site.url)
     listen = "--listen=127.0.0.1:0"
     often = {"INTERVALS": "metrics=1"}
     with Relays(site.url, tmp_path) as relays:
         processes = {
-            "relay": relays.start(other_database_url, listen, **often),
+            "relay": relays.start(other_url, listen, **often),
             "consumer": site.run("shop_app:consumer", listen, **often),
         }
         rules = running_prometheus(tmp_path / "prometheus", processes, RULES)

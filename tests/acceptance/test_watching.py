@@ -101,10 +101,10 @@ async def test_a_consumer_is_ready_while_it_reaches_its_database_and_its_broker(
 
 
 def test_an_idle_relay_is_ready_while_it_reaches_its_database_and_its_broker(
-    database_url: str, other_database_url: str, tmp_path: Path, proxy: MakeProxy
+    database_url: str, other_url: str, tmp_path: Path, proxy: MakeProxy
 ) -> None:
     database, url = proxy(database_url)
-    broker, broker_url = proxy(other_database_url)
+    broker, broker_url = proxy(other_url)
     with Relays(url, tmp_path) as relays:
         watched = Watched(
             relays.start(

@@ -22,7 +22,6 @@ from relay.publisher import Checkable, Publisher
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, running
-from tests.fixtures.sessions import execute
 from tests.servers.kafka import KafkaCluster
 from tests.servers.process import PrivateServer
 
@@ -86,10 +85,9 @@ async def test_an_idle_relay_is_not_ready_while_kafka_is_down(
 
 
 async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_down(
-    database_url: str, proxy: MakeProxy
+    database_url: str, other_url: str, proxy: MakeProxy
 ) -> None:
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
-    broker, url = proxy(database_url)
+    broker, url = proxy(other_url)
     async with running(
         database_url, publisher_of(url), broker_check_interval=OFTEN
     ) as relay:

@@ -65,11 +65,13 @@ def check_unrouted(
     kept = f"{count(found.days, 'day')} with {write_size(found.bytes)}"
     if not found.is_complete:
         kept = f"at least {kept}"
-    words = " ".join(f"--topic {for_shell(topic)}" for topic in found.topics)
+    words = "".join(f" --topic {for_shell(topic)}" for topic in found.topics)
     yield warning(
         f"no reader gets {messages} of {topics}, {since}: for them {kept}"
         f" {'is' if found.days == 1 else 'are'} kept",
-        f"pillarbox readers add NAME --broker URL {words} --from-oldest"
-        f"  # or, if nobody is to get them,"
-        f" pillarbox readers add ignored {words} --from-oldest --discard",
+        "pillarbox readers add NAME --broker URL --from-oldest"
+        + words
+        + "  # or, if nobody is to get them,"
+        + " pillarbox readers add ignored --from-oldest --discard"
+        + words,
     )

@@ -41,9 +41,9 @@ async def until(what: str, reached: Callable[[], bool]) -> None:
 
 
 async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
-    database_url: str, other_database_url: str
+    database_url: str, other_url: str
 ) -> None:
-    add_consumer(other_database_url, "billing")
+    add_consumer(other_url, "billing")
     messages = [
         Message(
             "orders",
@@ -57,15 +57,15 @@ async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
         for n, priority in enumerate([*Priority] * 10)
     ]
     handled: list[Message] = []
-    with sessions_of(other_database_url) as sessions:
-        consumer = Consumer(other_database_url, sessions, name="billing")
+    with sessions_of(other_url) as sessions:
+        consumer = Consumer(other_url, sessions, name="billing")
 
         @consumer.handles("orders", version=2)
         def handle(session: Session, message: Message) -> None:
             handled.append(message)
 
         async with (
-            relays.running(database_url, PostgresPublisher(other_database_url)),
+            relays.running(database_url, PostgresPublisher(other_url)),
             running(consumer) as events,
         ):
             insert(database_url, *messages)
@@ -74,20 +74,20 @@ async def test_a_consumer_of_the_other_database_handles_the_messages_as_added(
         numbers = [m.json()["n"] for m in handled if m.key == key]
         assert numbers == [m.json()["n"] for m in messages if m.key == key]
     assert {m.headers["color"] for m in handled} == {"red"}
-    lanes = dict(appended(other_database_url, "id, lane"))
+    lanes = dict(appended(other_url, "id, lane"))
     assert lanes == {m.id: lane_of(m.key, m.id, m.priority) for m in messages}
 
 
 async def test_relays_to_one_another_send_no_message_round(
-    database_url: str, other_database_url: str
+    database_url: str, other_url: str
 ) -> None:
     async with (
-        relays.running(database_url, PostgresPublisher(other_database_url)),
-        relays.running(other_database_url, PostgresPublisher(database_url)),
+        relays.running(database_url, PostgresPublisher(other_url)),
+        relays.running(other_url, PostgresPublisher(database_url)),
     ):
         insert(database_url, Message("orders", b"from here"))
-        insert(other_database_url, Message("orders", b"from there"))
-        both = (database_url, other_database_url)
+        insert(other_url, Message("orders", b"from there"))
+        both = (database_url, other_url)
         await until("all is there", lambda: all(len(appended(it)) == 2 for it in both))
         await until("all is settled", lambda: not any(map(unsettled, both)))
     for url in both:

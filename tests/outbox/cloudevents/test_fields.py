@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from outbox.cloudevents.fields import from_fields, to_fields
 from outbox.cloudevents.headers import to_headers
+from outbox.limits import reserved_header
 from pillarbox import InvalidMessageError, Message
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -15,7 +16,11 @@ MESSAGES = st.builds(
     st.binary(max_size=50),
     key=st.none() | TEXT,
     tenant=st.none() | TEXT,
-    headers=st.dictionaries(TEXT, TEXT | st.just(""), max_size=3),
+    headers=st.dictionaries(
+        TEXT.filter(lambda name: reserved_header([name]) is None),
+        TEXT | st.just(""),
+        max_size=3,
+    ),
     content_type=TEXT,
     schema_version=st.integers(1, 2**31 - 1),
 )
