@@ -5,6 +5,7 @@ DO $copy$
 DECLARE
     -- As outbox.schema_facts() names them. Followers come first.
     v_tables text[] := ARRAY['inbox."position"', 'inbox.deferral', 'inbox.message', 'inbox.base', 'inbox.subscription'];
+    v_readers text[];
     v_problem text;
     v_remedy text;
     v_object text;
@@ -15,7 +16,6 @@ BEGIN
     END IF;
     -- Nothing can be added between the counts and the drops.
     LOCK TABLE inbox.message, inbox.subscription IN ACCESS EXCLUSIVE MODE;
-    LOCK TABLE outbox.subscription, outbox.message IN SHARE ROW EXCLUSIVE MODE;
     PERFORM set_config('jit', 'off', true);
 
     FOR x IN
@@ -40,28 +40,36 @@ BEGIN
             ' or discard them: DELETE FROM inbox.subscription WHERE consumer = %1$L', x.consumer));
     END LOOP;
 
-    -- The relay that fills the copy. A database of this name elsewhere has another outbox; this one's copy has never been filled.
-    IF EXISTS (SELECT FROM outbox.reader AS r JOIN outbox.subscription AS s USING (reader)
-                WHERE r.reader = 'main' AND s.ended_at IS NULL AND starts_with(r.broker, 'postgresql://')
-                  AND right(split_part(r.broker, '?', 1), 1 + length(current_database())) = '/' || current_database()
-                  AND pg_sequence_last_value('inbox.message_seq') IS NOT NULL)
-    THEN
-        SELECT count(*) AS messages, count(*) = 10000 AS is_more, min(u.created_at) AS oldest,
-               (array_agg(DISTINCT u.topic))[:10] AS topics, count(DISTINCT u.topic) AS all_topics INTO x
-          FROM (SELECT m.topic, m.created_at FROM outbox.unsettled_message AS m WHERE m.reader = 'main' LIMIT 10000) AS u;
-        IF x.messages > 0 THEN
-            v_problem := concat_ws('; ', v_problem, format('the outbox has messages that reader main has not copied to inbox.message: %s%s of %s%s, the oldest of %s UTC',
-                CASE WHEN x.is_more THEN 'at least ' END, x.messages, array_to_string(x.topics, ', '),
-                CASE WHEN x.all_topics > 10 THEN ' and others' END, to_char(x.oldest AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')));
-            v_remedy := concat_ws('; ', v_remedy, 'run the relay of the version before with postgresql://…?inbox=true until it has published them,'
-                ' or let consumers get them as readers (pillarbox readers add NAME --consumer --from-oldest) and run pillarbox readers drop main --discard');
-        END IF;
-        -- A message that is added from now on is unrouted if no other reader gets it.
-        UPDATE outbox.subscription SET ended_at = clock_timestamp() WHERE reader = 'main' AND ended_at IS NULL;
+    -- Relays that fill the copy. A database of this name elsewhere has another outbox; this one's copy has never been filled.
+    v_readers := ARRAY(
+        SELECT DISTINCT r.reader FROM outbox.reader AS r JOIN outbox.subscription AS s USING (reader)
+         WHERE s.ended_at IS NULL AND starts_with(r.broker, 'postgresql://')
+           AND right(split_part(r.broker, '?', 1), 1 + length(current_database())) = '/' || current_database()
+           AND pg_sequence_last_value('inbox.message_seq') IS NOT NULL);
+    IF v_readers <> '{}' THEN
+        LOCK TABLE outbox.subscription, outbox.message IN SHARE ROW EXCLUSIVE MODE;
     END IF;
+    FOR x IN
+        SELECT u.reader, max(u.found) = 10000 AS is_more, count(*) AS messages, min(u.created_at) AS oldest,
+               (array_agg(DISTINCT u.topic))[:10] AS topics, count(DISTINCT u.topic) AS all_topics
+          FROM unnest(v_readers) AS r (reader)
+         CROSS JOIN LATERAL (SELECT m.reader, m.topic, m.created_at, count(*) OVER () AS found
+                               FROM (SELECT * FROM outbox.unsettled_message AS q WHERE q.reader = r.reader LIMIT 10000) AS m) AS u
+         GROUP BY u.reader
+         ORDER BY u.reader
+    LOOP
+        v_problem := concat_ws('; ', v_problem, format('the outbox has messages that reader %s has not copied to inbox.message: %s%s of %s%s, the oldest of %s UTC',
+            x.reader, CASE WHEN x.is_more THEN 'at least ' END, x.messages, array_to_string(x.topics, ', '),
+            CASE WHEN x.all_topics > 10 THEN ' and others' END, to_char(x.oldest AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')));
+        v_remedy := concat_ws('; ', v_remedy, format('run the relay of reader %1$s of the version before with postgresql://…?inbox=true until it has copied them,'
+            ' or let consumers get them as readers (pillarbox readers add NAME --consumer --from-oldest) and run pillarbox readers drop %1$s --discard', x.reader));
+    END LOOP;
     IF v_problem IS NOT NULL THEN
         RAISE EXCEPTION '%', v_problem USING HINT = 'nothing was changed: ' || v_remedy || '; then run pillarbox migrate again';
     END IF;
+
+    -- A message that is added from now on is unrouted if no other reader gets it.
+    UPDATE outbox.subscription SET ended_at = clock_timestamp() WHERE reader = ANY (v_readers) AND ended_at IS NULL;
 
     -- CASCADE would drop what others have made of these.
     DROP VIEW inbox.message_life, inbox.job_status, inbox.unsettled_delivery, inbox.waiting_delivery, inbox.delivery_status, inbox.covered_delivery;
