@@ -62,7 +62,8 @@ def blocked(
         listed: list[str] = []
         if "outbox" in sides:
             found = read_blocked(connection, limit or _MOST)
-            listed = list_consumers(connection)
+            # That of a queue has a name after that of the consumer.
+            listed = [it.partition("--")[0] for it in list_consumers(connection)]
         running = [
             it
             for schema in sides
