@@ -2,7 +2,7 @@
 
 How far it is read is described in `outbox/log/progress.py`. Each message passes through
 one claim. If it isn't published by then, it gets an entry in the log; see
-`relay/lanes/keys.py`.
+`outbox/log/lanes/keys.py`.
 """
 
 from datetime import datetime
@@ -10,8 +10,8 @@ from datetime import datetime
 from typing_extensions import override
 
 from outbox.log.lane import LogLane
+from outbox.log.lanes.keys import LaneKeys, WaitingMessage
 from outbox.log.progress import Progress
-from relay.lanes.keys import LaneKeys, WaitingMessage
 
 
 class Lane(LogLane):

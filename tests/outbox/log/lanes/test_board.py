@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from relay.lanes.board import LaneBoard
-from relay.lanes.lane import Lane
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
 
 

@@ -12,10 +12,10 @@ from typing import Final
 
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import PRIORITIES, Priority, lanes_of
+from outbox.log.lanes.lane import Lane
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
-from relay.lanes.lane import Lane
 
 _WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
 """How many claims each gets in a round while all of them have messages."""
