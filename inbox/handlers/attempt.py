@@ -22,7 +22,7 @@ from inbox.handlers.registration import Registered
 from inbox.handlers.signature import Takes, refuse_unrun
 from inbox.idle import limit_idle
 from inbox.receipt import record_receipt, record_receipts
-from inbox.transaction import Receipt, hold
+from inbox.transaction import Receipt
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.postgres.connection import ANSWER_LIMIT
@@ -119,7 +119,6 @@ class Attempt:
         limit_idle(session, self.max_idle)
         try:
             with self.questions.asked(session):
-                hold(session)
                 new = self._record(session)
         except (InvalidReceiptError, ConfigError):
             raise
