@@ -101,9 +101,10 @@ class Keeper(Generic[E]):
     def take(self, limit: int) -> list[E]:
         """Return up to `limit` entries to deliver, in order."""
         taken: list[E] = []
+        now = time.monotonic()
         while entries := self.backlog.take(limit - len(taken)):
             for entry in entries:
-                if entry.until <= time.monotonic():
+                if entry.until <= now:
                     self._lose(entry)
                 if self._holds(entry):
                     taken.append(entry)

@@ -227,7 +227,7 @@ class Streams:
         Args:
             attempts: the number of failed attempts, for entries that have any.
         """
-        for stream in list(self._known):
+        for stream in self._known | {at.stream for at in attempts}:
             with self._begun_anew():
                 await self._leave(stream, attempts)
 

@@ -65,7 +65,6 @@ class SqsSource:
         self._answer_timeout = answer_timeout.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
         self._exit = AsyncExitStack()
-        self._client: Any = None
         # In a FIFO queue, a message that waits for its retry holds back later ones of
         # its group. SQS delivers several of them together, and they can't be returned
         # in order without counting another receive. So they wait here.
@@ -101,26 +100,13 @@ class SqsSource:
             ConfigError: a queue is missing, or credentials or region are missing or
                 wrong.
         """
-        try:
-            self._client = await self._exit.enter_async_context(
-                self._settings.client(
-                    "sqs",
-                    connections=_CONNECTIONS,
-                    read_timeout=self._wait + self._answer_timeout,
-                )
-            )
-            self._polls.queues = [
-                await SqsQueue.find(self._client, name, self._settings)
-                for name in self._names
-            ]
-        except BROKEN as error:
-            await self._exit.aclose()
-            if unusable := self._settings.unusable(error):
-                raise unusable from None
-            raise self._settings.unavailable(error) from error
-        except BaseException:
-            await self._exit.aclose()
-            raise
+        await self._settings.open(
+            self._exit,
+            self._find,
+            service="sqs",
+            connections=_CONNECTIONS,
+            read_timeout=self._wait + self._answer_timeout,
+        )
         self._keeper.start()
         return self
 
@@ -174,6 +160,11 @@ class SqsSource:
             if other is item or (is_of_group and other.place > item.place):
                 self._keeper.handed_back(other, delay)
         return True
+
+    async def _find(self, client: Any) -> None:
+        self._polls.queues = [
+            await SqsQueue.find(client, name, self._settings) for name in self._names
+        ]
 
     def _hold(self, received: Sequence[Received]) -> None:
         for item in received:

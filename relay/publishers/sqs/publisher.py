@@ -68,24 +68,13 @@ class SqsPublisher:
             BrokerUnavailableError: AWS is unreachable.
             ConfigError: the credentials or the region are missing or wrong.
         """
-        try:
-            client = await self._exit.enter_async_context(
-                self._settings.client(
-                    self._settings.service,
-                    connections=self._in_flight,
-                    read_timeout=_ANSWER,
-                )
-            )
-            await self._service.connect(client)
-        except BROKEN as error:
-            await self._exit.aclose()
-            if unusable := self._settings.unusable(error):
-                raise unusable from None
-            raise self._settings.unavailable(error) from error
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        self._client = client
+        self._client = await self._settings.open(
+            self._exit,
+            self._service.connect,
+            service=self._settings.service,
+            connections=self._in_flight,
+            read_timeout=_ANSWER,
+        )
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

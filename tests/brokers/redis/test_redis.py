@@ -1,6 +1,7 @@
 """Redis Streams: all published messages arrive."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -205,6 +206,24 @@ async def test_a_group_deleted_while_an_entry_is_handed_back_is_created_again(
         await answer_after(3)
         await publish(redis_url, *numbered(1))
         assert payloads(await receive_despite_losses(consumer, 1)) == [0]
+
+
+async def test_a_deleted_group_ends_no_heartbeats_for_other_streams(
+    redis_url: str,
+) -> None:
+    after = timedelta(milliseconds=500)
+    async with source(redis_url, "bills", "orders", reclaim_after=after) as busy:
+        for topic in ("bills", "orders"):
+            await publish(redis_url, Message(topic, b"2"))
+            await receive(busy, 1)
+        with SyncRedis.from_url(redis_url) as client:
+            client.delete("bills")
+        async with source(redis_url, "orders", reclaim_after=after) as other:
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                assert not await other.receive(limit=1)
+    async with source(redis_url, "orders") as other:
+        assert payloads(await receive(other, 1)) == [2]
 
 
 async def test_a_deleted_stream_starts_again(redis_url: str) -> None:
