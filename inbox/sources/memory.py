@@ -82,10 +82,11 @@ class MemorySource:
         """The number of messages still to be delivered."""
         return len(self._backlog)
 
-    def add(self, *messages: Message) -> None:
-        """Add messages to the end of the queue."""
+    def add(self, *messages: Message, attempts: int = 0) -> None:
+        """Add messages, which may have failed before, to the end of the queue."""
         for message in messages:
-            self._backlog.add(MemoryDelivery(self, message, 0, next(self._place)))
+            place = next(self._place)
+            self._backlog.add(MemoryDelivery(self, message, attempts, place))
         self._arrived.set()
 
     def put_back(
