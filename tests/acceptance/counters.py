@@ -41,12 +41,6 @@ _BOTH_AT_WORK = """
 """
 
 
-def shares(url: str, name: str) -> list[int]:
-    """Return how many lanes each process of a consumer holds."""
-    classes = [each(name) & 0xFFFFFFFF for each in (consumer_class, reader_class)]
-    return [int(share) for (share,) in execute(url, _SHARES, [classes])]
-
-
 class Counters(Processes):
     """Subscribes counters, starts them, and kills them on exit."""
 
@@ -88,7 +82,13 @@ class Counters(Processes):
 
     def shares(self, url: str) -> list[int]:
         """Return how many lanes of the broker in a database each counter holds."""
-        return shares(PostgresOptions.parse(url)[0], "counter")
+        classes = consumer_class("counter"), reader_class("counter")
+        rows = execute(
+            PostgresOptions.parse(url)[0],
+            _SHARES,
+            [[each & 0xFFFFFFFF for each in classes]],
+        )
+        return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:
         """Wait until messages were handled `count` times; fail if progress stops."""

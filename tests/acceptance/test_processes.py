@@ -10,15 +10,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox.postgres.advisory_lock import reader_class
 from pillarbox import Message
 from tests.acceptance.brokers import Broker
-from tests.acceptance.counters import Counters, shares
+from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.test_watching import STUCK, Watched
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.prometheus import scrape
+from tests.fixtures.sessions import execute
 from tests.fixtures.site import APP, Site
 from tests.fixtures.waiting import wait_for, wait_until_none
 
@@ -31,6 +33,12 @@ def make_if_allowed():
     if Path(__file__).with_name("broken").exists():
         raise LookupError("no such setting")
     return consumer
+"""
+SHARES = """
+    SELECT count(*) FROM pg_locks
+     WHERE locktype = 'advisory' AND classid = %s AND objid < 48 AND granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+     GROUP BY pid
 """
 
 
@@ -67,7 +75,8 @@ def open_gate(gate: psycopg.Connection) -> None:
 async def waiting_in_both(site: Site, *options: str) -> RunningProcess:
     """Start two processes, each with some of eight handlers that wait."""
     parent = site.run("shop_app:make", "--processes=2", *options)
-    wait_for("they share", lambda: shares(site.url, "billing") == [24, 24])
+    classes = [reader_class("billing") & 0xFFFFFFFF]
+    wait_for("they share", lambda: execute(site.url, SHARES, classes) == [(24,)] * 2)
     await site.publish(*(Message("orders", b"wait", key=f"{n}") for n in range(8)))
     parent.wait_for_log("waiting\n", times=8)
     return parent
