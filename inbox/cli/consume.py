@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.load import load_consumer, queues_of
 from inbox.events import ConsumerStarted, MessageDeadLettered
 from outbox.cli.command import CHILD_VARIABLE, command, new_app
 from outbox.cli.processes import Processes
@@ -82,13 +81,16 @@ def consume(
     watching: Watching,
 ) -> int:
     """Handle messages with your Consumer until SIGTERM; then drain and exit."""
-    queues = queues_of(queue or ())
     if processes < 1:
         raise ConfigError(f"--processes {processes}: must be at least 1")
     if processes > 1 and CHILD_VARIABLE not in os.environ:
         exported = watching.metrics()
         several = Processes(processes, watching.listen, exported, restarts=not once)
         return run_coroutine(several.run())
+    # SQLAlchemy would take up half of the memory of the parent, which doesn't use it.
+    from inbox.consuming.load import load_consumer, queues_of
+
+    queues = queues_of(queue or ())
     found = load_consumer(consumer)
     if queues:
         found.serve(queues)

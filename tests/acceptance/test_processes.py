@@ -29,6 +29,8 @@ pytestmark = pytest.mark.fault
 CAN_FAIL = f"""{APP}
 from pathlib import Path
 
+print("imported by", os.getpid(), flush=True)
+
 def make_if_allowed():
     if Path(__file__).with_name("broken").exists():
         raise LookupError("no such setting")
@@ -184,6 +186,8 @@ async def test_one_that_cannot_start_again_is_tried_again_while_the_others_work(
     broken = tmp_path / "broken"
     parent = site.run("shop_app:make_if_allowed", "--processes=2")
     parent.wait_for_log("ConsumerStarted", times=2)
+    imported = re.findall(r"imported by (\d+)", parent.log())
+    assert sorted(map(int, imported)) == sorted(children(parent).values())
     broken.touch()
     os.kill(children(parent)[1], signal.SIGKILL)
     parent.wait_for_log("reason='exit status 2' seconds_until_start=2.0")
