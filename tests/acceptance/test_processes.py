@@ -242,7 +242,7 @@ def test_log_lines_show_which_process_wrote_them(site: Site) -> None:
         parent = site.run(
             "shop_app:make", "--processes=2", PILLARBOX_LOG_FORMAT=log_format
         )
-        parent.wait_for_log("ConsumerStarted", times=2)
+        parent.wait_for_log("ConsumerStarted consumer=", times=2)
         for pid in children(parent).values():
             assert re.search(line.format(pid), parent.log()), parent.log()
 
