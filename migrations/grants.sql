@@ -35,7 +35,7 @@ GRANT EXECUTE
 -- The relay settles a message by inserting positions and log entries: nobody may update these tables. The
 -- rows of processes are written only by beat(), which keeps each row to the login that inserted it.
 GRANT SELECT
-    ON outbox.message, outbox.base, outbox.process, outbox.readable_dead_letter, inbox.subscription,
+    ON outbox.message, outbox.base, outbox.process, outbox.readable_dead_letter,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
     TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {reader}, {monitor};
@@ -52,12 +52,6 @@ GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz,
 GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT ON outbox.subscription TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
--- For the postgres publisher.
-GRANT USAGE ON SEQUENCE inbox.message_seq TO {relay};
-GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type, headers,
-              payload)
-    ON inbox.message
-    TO {relay};
 
 -- A consumer that reads the outbox itself: a trigger lets it store only what belongs to its own readers.
 GRANT SELECT
@@ -74,19 +68,9 @@ GRANT SELECT,
 GRANT UPDATE (role) ON outbox.reader TO {operator};
 GRANT UPDATE (ended_at) ON outbox.subscription TO {operator};
 
--- The consumer, by the same rule as the relay. It sees which numbers were drawn when.
-GRANT SELECT
-    ON inbox.message, inbox.base, inbox.process, inbox.readable_dead_letter, inbox.job_status,
-       inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
-    TO {consumer};
-GRANT SELECT ON SEQUENCE inbox.message_seq TO {consumer}, {monitor};
-GRANT SELECT, USAGE ON SEQUENCE inbox.deferral_entry_seq TO {consumer};
+-- The consumer.
+GRANT SELECT ON inbox.process, inbox.readable_dead_letter TO {consumer};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
-GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
-    ON inbox.position
-    TO {consumer};
-GRANT SELECT, INSERT (created_at, due_at, seq, attempts, lane, cause, consumer, key) ON inbox.deferral TO {consumer};
-GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
 GRANT SELECT,
       INSERT,
@@ -145,15 +129,10 @@ GRANT SELECT
     ON outbox.alembic_version, outbox.promise, outbox.reader, outbox.subscription, outbox.process, outbox.base,
        outbox.deferral, outbox.position, outbox.dead_letter_status, outbox.message_envelope, outbox.message_life,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message,
-       inbox.subscription, inbox.process, inbox.base, inbox.deferral, inbox.position, inbox.dead_letter_status,
-       inbox.receipt, inbox.foreign_receipt, inbox.job_status, inbox.message_life,
-       inbox.delivery_status, inbox.waiting_delivery, inbox.unsettled_delivery
+       inbox.process, inbox.dead_letter_status, inbox.receipt, inbox.foreign_receipt, inbox.message_life
     TO {monitor};
 GRANT SELECT (id, created_at, seq, xid, lane, available_at, schema_version, topic, key, tenant)
     ON outbox.message
-    TO {monitor};
-GRANT SELECT (seq, created_at, xid, message_id, lane, topic, key, tenant)
-    ON inbox.message
     TO {monitor};
 GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
               message_id, topic, key, tenant, attempts, schema_version, content_type,

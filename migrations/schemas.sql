@@ -2,5 +2,5 @@
 
 ALTER SCHEMA outbox OWNER TO {owner};
 ALTER SCHEMA inbox OWNER TO {owner};
-COMMENT ON SCHEMA outbox IS 'pillarbox: messages for the relay to publish';
-COMMENT ON SCHEMA inbox IS 'pillarbox: receipts and deliveries of consumers';
+COMMENT ON SCHEMA outbox IS 'pillarbox: messages, and what became of them';
+COMMENT ON SCHEMA inbox IS 'pillarbox: receipts, jobs and dead letters of consumers';

@@ -55,10 +55,6 @@ VALUES ('discard', '{"topic": "test.*"}', 'probes of Monday', 'ann',
        ('retry', '{"topic": "orders.*"}', '', 'ann', now() - interval '20 min',
         40, 'stopped', 12, 0, 0, now() - interval '19 min')
 """
-_SUBSCRIBED: Final = (
-    "INSERT INTO inbox.subscription (consumer, topic)"
-    " VALUES ('billing', 'orders.*'), ('mail', 'customers.*')"
-)
 _HANDLED: Final = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
     SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
@@ -135,7 +131,7 @@ def _seed(url: str) -> None:
         maintain(connection, report=lambda _: None)
         for statement in (
             *("SET ROLE pillarbox_owner", _HELD_DAY, "RESET ROLE"),
-            *(_JOBS, _ASKED, _SUBSCRIBED, _HOUR),
+            *(_JOBS, _ASKED, _HOUR),
         ):
             connection.execute(statement.encode())
     insert(url, Message("orders.paid", 1, key="c-3"), Message("orders.paid", 1))

@@ -1,4 +1,4 @@
-"""The inbox's part of repair: retries by handlers, and blocked deliveries."""
+"""The inbox's part of repair: retries by handlers."""
 
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
@@ -70,8 +70,6 @@ SIDE: Final = Side(
     schema="inbox",
     lacks=_lacks,
     open_retrier=_open_retrier,
-    list_blocked=load("inbox", "list_refused"),
-    count_blocked=load("inbox", "count_refused"),
     on_discard=record_discard,
     jobs=Jobs(
         states=tuple(JobState),

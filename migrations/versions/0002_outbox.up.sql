@@ -1,5 +1,11 @@
 -- Owner part: the outbox. Its tables, outbox.add() and the doorbell.
 
+CREATE SEQUENCE outbox.message_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE outbox.message_seq IS
+    'order within a lane; not an identity column, because partition tooling loses those';
+CREATE SEQUENCE outbox.deferral_entry_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE outbox.deferral_entry_seq IS 'order of the entries of outbox.deferral';
+
 CREATE TABLE outbox.message (
     id               uuid        NOT NULL,
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -57,6 +63,58 @@ CREATE INDEX message_xid_idx ON outbox.message
 
 -- The messages that a handler added, by the message that it handled: for replays.
 CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) WHERE headers ? 'causation-id';
+
+CREATE TABLE outbox.base (
+    -- Without the database: its copies have the same transaction ids.
+    cluster text        NOT NULL DEFAULT split_part(outbox.cluster(), '/', 1),
+    seq     bigint      NOT NULL,
+    at      timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT base_pkey PRIMARY KEY (cluster)
+);
+COMMENT ON TABLE outbox.base IS
+    'the clusters in which these tables have lived: one row each, written by pillarbox migrate';
+COMMENT ON COLUMN outbox.base.cluster IS 'outbox.cluster() there, without the database';
+COMMENT ON COLUMN outbox.base.seq IS
+    'the last seq that had been drawn when they got there: the xid of rows up to it is that of another cluster; -1: none';
+
+CREATE TABLE outbox.position (
+    created_at    timestamptz NOT NULL,
+    ends_at       timestamptz NOT NULL,
+    settled_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    number        bigint      NOT NULL,
+    up_to         bigint      NOT NULL,
+    late_up_to    bigint,
+    messages      integer     NOT NULL,
+    deferred      integer     NOT NULL DEFAULT 0,
+    lane          smallint    NOT NULL,
+    reader        text        NOT NULL,
+    snapshot      pg_snapshot NOT NULL,
+    late_snapshot pg_snapshot,
+    next_xid      xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    -- The fence: of two processes that both believe to own a lane, one can settle.
+    CONSTRAINT position_pkey PRIMARY KEY (reader, lane, number, created_at),
+    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
+    -- Whoever may insert must leave the others a number: there is a new one each microsecond.
+    CONSTRAINT numbers_in_range CHECK (number > 0 AND number <= extract(epoch FROM settled_at) * 1000000
+                                       AND up_to >= -1 AND up_to <= 4611686018427387904 AND deferred BETWEEN 0 AND messages),
+    CONSTRAINT ids_in_range CHECK (next_xid < '4611686018427387904'::xid8 AND pg_snapshot_xmax(snapshot) < '4611686018427387904'::xid8
+                                   AND pg_snapshot_xmax(late_snapshot) < '4611686018427387904'::xid8),
+    CONSTRAINT snapshots_size CHECK (pg_column_size(snapshot) <= 1048576 AND pg_column_size(late_snapshot) <= 1048576),
+    CONSTRAINT late_part CHECK ((late_up_to IS NULL) = (late_snapshot IS NULL)
+                                AND (late_up_to IS NULL OR late_up_to < up_to))
+) PARTITION BY RANGE (created_at);
+COMMENT ON COLUMN outbox.position.created_at IS 'where the partition of outbox.message begins';
+COMMENT ON COLUMN outbox.position.ends_at IS 'where it ends';
+COMMENT ON COLUMN outbox.position.settled_at IS 'when the outcomes of the messages were recorded';
+COMMENT ON COLUMN outbox.position.number IS 'counts the settlements of the lane';
+COMMENT ON COLUMN outbox.position.up_to IS
+    'rows up to this seq are covered if their transaction is visible in the snapshot, or if outbox.base covers them';
+COMMENT ON COLUMN outbox.position.late_up_to IS 'the same with late_snapshot, while late rows are left for the next claim; else null';
+COMMENT ON COLUMN outbox.position.snapshot IS 'that of the claim';
+COMMENT ON COLUMN outbox.position.next_xid IS
+    'an id that no transaction had when the claim looked: only earlier ones can still add rows up to that seq';
+-- When was a message settled? up_to never falls within a day.
+CREATE INDEX position_seq_idx ON outbox.position (reader, lane, up_to, number);
 
 -- After outbox.message, by which outbox.cluster() may have to identify the cluster.
 INSERT INTO outbox.base (seq) VALUES (-1);

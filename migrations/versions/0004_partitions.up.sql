@@ -48,7 +48,6 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
     ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  NULL, 'outbox.unsettled_messages'),
     ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING''', NULL),
     ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL, NULL),
-    ('inbox.message',      'created_at', 'inbox.message_template',      '7 days',  NULL, 'inbox.unsettled_messages'),
     ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL),
     -- Without a worker, a job that is to be cancelled waits for its message, which may never arrive.
     ('inbox.job',          'message_at', 'inbox.job_template',          '14 days',
@@ -56,9 +55,7 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
     ('inbox.suspect',      'message_at', 'inbox.suspect_template',      '14 days', NULL, NULL);
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows) VALUES
     ('outbox.deferral',   'created_at', 'outbox.deferral_template',   '7 days', 'outbox.message'),
-    ('outbox.position',   'created_at', 'outbox.position_template',   '7 days', 'outbox.message'),
-    ('inbox.deferral',    'created_at', 'inbox.deferral_template',    '7 days', 'inbox.message'),
-    ('inbox.position',    'created_at', 'inbox.position_template',    '7 days', 'inbox.message');
+    ('outbox.position',   'created_at', 'outbox.position_template',   '7 days', 'outbox.message');
 -- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table IN ('inbox.receipt', 'inbox.job');
 

@@ -23,7 +23,6 @@ def upgrade() -> None:
         "versions/0004_retention.up.sql",
         "versions/0004_upkeep.up.sql",
         "versions/0007_operations.up.sql",
-        "versions/0007_comments.up.sql",
         "versions/0006_promises.up.sql",
     ):
         run(file)

@@ -94,11 +94,19 @@ class Unrouted:
     bytes: int
 
 
-def find_unrouted(connection: AdministrationConnection) -> Unrouted | None:
-    """Return the messages that no reader gets, if there are any."""
+def find_unrouted(
+    connection: AdministrationConnection, days: int | None = None
+) -> Unrouted | None:
+    """Return the messages that no reader gets, if there are any.
+
+    Args:
+        days: how many days to search, the newest ones; None: all.
+    """
     with connection.cursor(row_factory=dict_row) as cursor:
         statement = load("outbox", "find_unrouted")
-        row = cursor.execute(statement, {"most": _MOST_OF_A_DAY}).fetchone()
+        row = cursor.execute(
+            statement, {"most": _MOST_OF_A_DAY, "days": days}
+        ).fetchone()
     return Unrouted(**row) if row and row["messages"] else None
 
 
@@ -106,14 +114,22 @@ def list_readers(
     connection: AdministrationConnection, name: str | None = None
 ) -> list[Reader]:
     """Return the readers, or the one of this name; those dropped come last."""
-    with (
-        connection.transaction(),
-        connection.cursor(row_factory=class_row(Reader)) as cursor,
-    ):
+    with connection.transaction():
         limit(connection, _PATIENCE)
-        return cursor.execute(
-            load("outbox", "list_readers"), {"reader": name, "most": MOST_COUNTED}
-        ).fetchall()
+        return _read_readers(connection, name, MOST_COUNTED)
+
+
+def measure_held(connection: AdministrationConnection) -> list[Reader]:
+    """Return the readers with the days that they hold back, without counting more."""
+    return _read_readers(connection, None, 1)
+
+
+def _read_readers(
+    connection: AdministrationConnection, name: str | None, most: int
+) -> list[Reader]:
+    with connection.cursor(row_factory=class_row(Reader)) as cursor:
+        values = {"reader": name, "most": most}
+        return cursor.execute(load("outbox", "list_readers"), values).fetchall()
 
 
 def list_consumers(connection: AdministrationConnection) -> list[str]:

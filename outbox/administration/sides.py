@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, LiteralString
+from typing import Final
 from uuid import UUID
-
-from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.inspect import OnDiscard
@@ -34,39 +32,6 @@ class RetryOptions:
     codec: str | None
     consumer: str | None
     schedule: RetrySchedule | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """A message that was refused and waits for its next attempt.
-
-    Attributes:
-        key: the key that it blocks: later messages of that key wait, too. None if it
-            waits alone.
-        consumer: the consumer that refused it; None if a broker did.
-        reader: the reader of the outbox whose broker refused it.
-        available_at: when it is tried again.
-        last_error: why it was refused, if that was stored.
-    """
-
-    key: str | None
-    lane: int
-    id: UUID
-    topic: str
-    consumer: str | None = None
-    reader: str | None = None
-    attempts: int
-    created_at: datetime
-    available_at: datetime
-    last_error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedCount:
-    """How many messages wait after a refusal."""
-
-    keys: int
-    without_key: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +98,6 @@ class Side:
     Attributes:
         lacks: returns what is missing to retry its dead letters; None if nothing is.
         open_retrier: opens what retries them; the observer receives its events.
-        list_blocked: the statement that lists refused messages, oldest first.
-        count_blocked: the statement that counts the keys that they block.
     """
 
     schema: Schema
@@ -142,24 +105,8 @@ class Side:
     open_retrier: Callable[
         [RetryOptions, Observer], AbstractAsyncContextManager[Retrier]
     ]
-    list_blocked: LiteralString
-    count_blocked: LiteralString
     on_discard: OnDiscard | None = None
     jobs: Jobs | None = None
-
-    def read_blocked(
-        self, connection: AdministrationConnection, max_rows: int
-    ) -> Sequence[Blocked]:
-        """Return the refused messages, the oldest first."""
-        with connection.cursor(row_factory=class_row(Blocked)) as cursor:
-            cursor.execute(self.list_blocked, {"max_rows": max_rows})
-            return cursor.fetchall()
-
-    def read_blocked_count(self, connection: AdministrationConnection) -> BlockedCount:
-        """Return the number of blocked keys, and of refused messages without a key."""
-        with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
-            (counted,) = cursor.execute(self.count_blocked)
-        return counted
 
 
 def load_sides(only: str | None) -> list[Side]:

@@ -1,10 +1,10 @@
 """`pillarbox blocked`: refused messages that wait, and the keys that they block."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from outbox.administration.sides import BlockedCount, load_sides
+from outbox.administration.readers import list_consumers
 from outbox.cli.command import (
     Database,
     Json,
@@ -15,7 +15,8 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import write_json, write_line, write_table
-from outbox.logs.printable import count
+from outbox.dead_letters.statement import Schema
+from outbox.observability.measures.failures import Blocked, read_blocked
 from outbox.observability.measures.processes import list_processes
 
 _RIGHTS: Final = (
@@ -27,11 +28,10 @@ _MOST: Final = 50
 _COLUMNS: Final = (
     "key",
     "age",
-    "side",
     "due in",
     "attempts",
     "topic",
-    "reader or consumer",
+    "reader",
     "message",
     "reason",
 )
@@ -43,9 +43,9 @@ app = new_app()
 
 @command(
     app,
-    epilog="Messages of other brokers than postgres wait in the consumer, which "
-    "records how many keys they block, and the one that has failed for longest. A "
-    "consumer is shown in the database of its handlers.",
+    epilog="Messages of brokers wait in the consumer, which records how many keys they "
+    "block, and the one that has failed for longest. A consumer is shown in the "
+    "database of its handlers.",
 )
 def blocked(
     *,
@@ -55,51 +55,46 @@ def blocked(
     json: Json = False,
 ) -> None:
     """List refused messages that wait for a retry, and the keys that they block."""
-    sides, now = load_sides(side), datetime.now(UTC)
+    now = datetime.now(UTC)
+    sides: tuple[Schema, ...] = ("outbox", "inbox") if side is None else (side,)
     with opened(database, "blocked", rights=_RIGHTS) as connection:
-        found = {s.schema: s.read_blocked(connection, limit or _MOST) for s in sides}
-        counts = [s.read_blocked_count(connection) for s in sides]
+        found = Blocked()
+        listed: list[str] = []
+        if "outbox" in sides:
+            found = read_blocked(connection, limit or _MOST)
+            # That of a queue has a name after that of the consumer.
+            listed = [it.partition("--")[0] for it in list_consumers(connection)]
         running = [
             it
-            for s in sides
-            for it in list_processes(connection, s.schema)
+            for schema in sides
+            for it in list_processes(connection, schema)
             if it.blocked_keys or it.failing_since is not None or it.is_overdue(now)
         ]
-    counts += [BlockedCount(it.blocked_keys, 0) for it in running if not it.is_listed]
-    counted = BlockedCount(
-        keys=sum(it.keys for it in counts),
-        without_key=sum(it.without_key for it in counts),
-    )
-    messages = sorted(
-        ((it, schema) for schema, each in found.items() for it in each),
-        key=lambda message: message[0].created_at,
-    )
+    others = (it for it in running if it.kind != "relay" and it.name not in listed)
+    found = replace(found, keys=found.keys + sum(it.blocked_keys for it in others))
     if json:
-        write_json(
-            {
-                **asdict(counted),
-                "messages": [{"side": s, **asdict(it)} for it, s in messages],
-                "processes": running,
-            }
-        )
+        counted = asdict(found)
+        write_json({"messages": counted.pop("oldest"), **counted, "processes": running})
         return
-    write_line(_summary(counted, is_failing=bool(running)))
-    if messages:
+    if found.keys or found.without_key or running:
+        write_line(found.summary)
+    else:
+        write_line("no key is blocked, and no refused message waits")
+    if found.oldest:
         write_table(
             _COLUMNS,
             [
                 (
                     _NO_KEY if it.key is None else it.key,
                     now - it.created_at,
-                    schema,
                     it.available_at - now,
                     it.attempts,
                     it.topic,
-                    it.consumer or it.reader,
+                    it.reader,
                     it.id,
                     (it.last_error or "")[:_MAX_REASON],
                 )
-                for it, schema in messages
+                for it in found.oldest
             ],
         )
     if running:
@@ -116,12 +111,3 @@ def blocked(
                 for it in running
             ],
         )
-
-
-def _summary(counted: BlockedCount, *, is_failing: bool) -> str:
-    if not (counted.keys or counted.without_key or is_failing):
-        return "no key is blocked, and no refused message waits"
-    return (
-        f"{count(counted.keys, 'blocked key')}, "
-        f"{count(counted.without_key, 'refused message')} without a key"
-    )

@@ -42,7 +42,7 @@ _PANELS: Final = {
         "maintain",
     ),
     "The relay": ("relay", "readers"),
-    "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
+    "The consumer": ("consume", "jobs", "cancel"),
     "Repair": ("trace", "dead-letters", "blocked", "replay", "web"),
 }
 _PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}

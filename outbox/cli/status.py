@@ -29,9 +29,9 @@ app = new_app()
 @command(
     app,
     epilog="Exit status: 0 all well, 1 warnings, 3 errors, 4 no error, but a part "
-    "couldn't be measured, 2 nothing could be measured. Of the inbox's messages, those "
-    "of the postgres broker are shown; other brokers know what waits there. A consumer "
-    "is shown in the database of its handlers.",
+    "couldn't be measured, 2 nothing could be measured. What waits for a consumer is "
+    "shown if it reads the outbox; other brokers know what waits there. A consumer is "
+    "shown in the database of its handlers.",
 )
 def status(*, database: Database = None, json: Json = False) -> int:
     """Show whether all is well, and what waits, fails and runs, on one screen."""
@@ -192,11 +192,8 @@ def _write_consumers(overview: Overview) -> None:
 
 
 def _blocked(overview: Overview) -> Iterator[str]:
-    for it in overview.blocked:
-        if it.oldest:
-            keys = count(it.keys, "blocked key")
-            alone = count(it.without_key, "refused message")
-            yield f"{it.side:<11}{keys}, {alone} without a key: pillarbox blocked"
+    if overview.blocked is not None and overview.blocked.oldest:
+        yield f"refused    {overview.blocked.summary}: pillarbox blocked"
 
 
 def _write_letters(overview: Overview) -> None:

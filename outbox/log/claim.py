@@ -316,7 +316,7 @@ class _Claim:
         self._board.served(reached)
         mine = {row.lane for row in rows if row.verdict != "other"}
         publishes = {row.lane for row in batch.rows}
-        empty = Extent(-1, view, is_cut=False)
+        empty, read_to_end = Extent(-1, view, is_cut=False), []
         for lane in reached:
             number, extent = lane.number, empty
             if number in reads or number == cut:
@@ -333,7 +333,8 @@ class _Claim:
                 # While others write, reading on at once would slow them down.
                 is_empty = number not in publishes
             if is_empty and not extent.is_cut:
-                lane.found_empty()
+                read_to_end.append(lane)
+        Lane.found_empty(read_to_end)
 
     async def _claim_waiting(self, most: int) -> WaitingClaim:
         """Claim messages that waited: due ones, and the next ones of draining keys."""

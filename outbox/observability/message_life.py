@@ -36,7 +36,6 @@ _EVER: Final = ("-infinity", "infinity")
 _TABLES: Final = (
     "outbox.message",
     "outbox.dead_letter",
-    "inbox.message",
     "inbox.receipt",
     "inbox.job",
     "inbox.suspect",
@@ -47,7 +46,6 @@ _WORDS: Final = {
     "aside": "set aside: too large for its batch",
     "unknown": "published, outcome unknown",
     "open": "being handled: later ones were acked",
-    "delivered": "in its queue",
 }
 # Forces index scans for the rows of one message, whatever a new day's statistics say.
 _PLAN: Final = (
@@ -490,7 +488,6 @@ def _why(
 
 
 _FINAL: Final = {
-    "delivered": 0,
     "scheduled": 0,
     "postponed": 0,
     "refused": 0,
@@ -508,8 +505,8 @@ _FINAL: Final = {
 def _rank(step: LifeStep) -> int:
     """Return how much a step decides: a receipt or a discard is final.
 
-    What the postgres broker records says least: a message that became a dead letter is
-    acked, too.
+    What the outbox records of a consumer says least: a message that became a dead
+    letter is acked, too.
     """
     return _FINAL.get(step.what, 1)
 
@@ -552,8 +549,8 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
     is_shown = any(it.consumer and it.source[:6] == "inbox." for it in life.steps)
     if life.published_at is not None and not is_shown:
         texts.append(
-            "what came of it: only the postgres broker's deliveries, and "
-            "consumers whose database was given, leave anything here"
+            "what came of it: only consumers whose database was given leave anything"
+            " here"
         )
     return tuple(texts), may_be_gone
 

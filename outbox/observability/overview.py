@@ -16,7 +16,6 @@ from outbox.administration.check import Finding
 from outbox.administration.checks.upkeep import Upkeep, read_upkeep
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.sides import load_sides
-from outbox.dead_letters.statement import Schema
 from outbox.errors import UpkeepError
 from outbox.observability.measures.backlog import (
     Backlog,
@@ -26,7 +25,7 @@ from outbox.observability.measures.backlog import (
 )
 from outbox.observability.measures.consumers import ConsumerStatus, read_consumers
 from outbox.observability.measures.failures import (
-    BlockedSummary,
+    Blocked,
     DeadLetters,
     OpenJobs,
     read_blocked,
@@ -66,7 +65,7 @@ class Overview:
     rate: Rate | None
     processes: Processes | None
     consumers: tuple[ConsumerStatus, ...]
-    blocked: tuple[BlockedSummary, ...]
+    blocked: Blocked | None
     dead_letters: tuple[DeadLetters, ...]
     jobs: tuple[OpenJobs, ...]
     tables: tuple[Table, ...]
@@ -112,27 +111,17 @@ def read_overview(
         missing.append(found)
         return None
 
-    def sides(name: Part, read: Callable[..., T]) -> tuple[T, ...]:
-        if name not in reading.scope.parts:
-            return ()
-        found = (
-            part(name, partial(read, side=it))
-            for it in load_sides(None)
-            if it.schema in reading.scope.sides
-        )
-        return tuple(it for it in found if it is not None)
-
     processes = part("processes", read_processes)
     running = None if processes is None else processes.consumers
     backlog = part("backlogs", read_backlog)
     consumers = part("consumers", partial(read_consumers, running=running))
-    refused: dict[Schema, int | None] = {"outbox": None, "inbox": None}
-    if consumers is not None:
-        lags = [(it.lag, it.is_reader) for it in consumers if it.is_subscribed]
-        refused["outbox"] = _count_refused(
-            [backlog, *(lag for lag, own in lags if own)]
-        )
-        refused["inbox"] = _count_refused([lag for lag, own in lags if not own])
+    lags = [it.lag for it in consumers or () if it.is_reader]
+    refused = None if consumers is None else _count_refused([backlog, *lags])
+    letters = (
+        part("dead_letters", partial(read_dead_letters, side=it))
+        for it in load_sides(None)
+        if "dead_letters" in reading.scope.parts and it.schema in reading.scope.sides
+    )
     return Overview(
         at=reading.at,
         database=database,
@@ -141,8 +130,11 @@ def read_overview(
         outbox=backlog,
         rate=part("rate", partial(read_rate, backlog=backlog)),
         consumers=consumers or (),
-        blocked=sides("blocked", partial(read_blocked, refused=refused)),
-        dead_letters=sides("dead_letters", read_dead_letters),
+        # Reading the log takes time.
+        blocked=Blocked()
+        if refused == 0
+        else part("blocked", lambda it: read_blocked(it.connection, it.scope.blocked)),
+        dead_letters=tuple(it for it in letters if it is not None),
         jobs=part("jobs", read_jobs) or (),
         tables=part("tables", read_tables) or (),
         upkeep=part("upkeep", lambda reading: read_upkeep(reading.connection)),

@@ -1,8 +1,7 @@
 """pillarbox's advisory locks in PostgreSQL: each has a class and an object, both int4.
 
 The migrations use the same numbers. One class belongs to the outbox's main reader and
-to the doorbells; every other reader, and every consumer of the postgres broker, has a
-class of its own.
+to the doorbell; every other reader has a class of its own.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ class Lock(IntEnum):
     """Lock objects above the lanes, which are 0 to 47."""
 
     OUTBOX_DOORBELL = 100
-    INBOX_DOORBELL = 101
     MEMBER = 102
     MIGRATION = 103
     UPKEEP = 105
@@ -58,15 +56,9 @@ class LockHolder:
         )
 
 
-def consumer_class(consumer: str) -> int:
-    """Return the lock class in which the replicas of a consumer share its lanes."""
-    return _class_of(f"inbox:{consumer}")
-
-
 def reader_class(reader: str) -> int:
-    """Return the lock class in which the relays of a reader share its lanes."""
-    return LOCK_CLASS if reader == MAIN else _class_of(f"outbox:{reader}")
-
-
-def _class_of(name: str) -> int:
-    return int.from_bytes(sha256(name.encode()).digest()[:4], signed=True)
+    """Return the lock class in which the processes of a reader share its lanes."""
+    if reader == MAIN:
+        return LOCK_CLASS
+    digest = sha256(f"outbox:{reader}".encode()).digest()
+    return int.from_bytes(digest[:4], signed=True)

@@ -28,11 +28,13 @@ SELECT 'error', format('%%s of %%s is not ours: %%s', q.partition, p.parent_tabl
 (SELECT CASE WHEN (min(p.ends_at) <= now() AND q.follows IS NOT NULL) OR NOT h.has_today
                   -- A premake of 3 leaves 2 from midnight to the next upkeep.
                   OR h.ahead < least(3, q.premake - 1) THEN 'error' ELSE 'warning' END,
-       format('%%s lacks %%s partition%%s, from %%s on%%s%%s', p.parent_table, count(*), CASE WHEN count(*) > 1 THEN 's' END, to_char(min(p.starts_at), 'YYYY-MM-DD'),
+       format('%%s lacks %%s partition%%s, from %%s on%%s%%s', q.parent_table, count(*), CASE WHEN count(*) > 1 THEN 's' END, to_char(min(p.starts_at), 'YYYY-MM-DD'),
               CASE WHEN NOT h.has_today THEN ', and today''s is among them: rows are refused' END,
               CASE WHEN min(p.ends_at) <= now() AND q.follows IS NOT NULL THEN format(': rows that %%s has there can''t be settled', q.follows) END),
-       format('SELECT outbox.make_partitions(%%L);', p.parent_table)
-  FROM outbox.upkeep_plan() p JOIN outbox.partition_health h USING (parent_table)
-  JOIN outbox.partition_policy q USING (parent_table)
- WHERE p.step = 'make' GROUP BY p.parent_table, h.ahead, q.span, q.premake, h.has_today, q.follows
+       format('SELECT outbox.make_partitions(%%L);', q.parent_table)
+  FROM outbox.partition_policy q
+ CROSS JOIN LATERAL outbox.missing_partitions(q.parent_table) p
+ CROSS JOIN LATERAL (SELECT h.ahead, h.has_today FROM outbox.partition_health h WHERE h.parent_table = q.parent_table OFFSET 0) h
+ WHERE to_regclass(q.parent_table) IS NOT NULL
+ GROUP BY q.parent_table, h.ahead, q.span, q.premake, h.has_today, q.follows
 HAVING count(*) > 1 OR min(p.starts_at) <= now() + (q.premake - 1) * q.span)

@@ -1,4 +1,4 @@
--- Does:  Count the sessions of replicas that share the lanes of a consumer of the postgres broker, or of a reader.
+-- Does:  Count the sessions of replicas that share the lanes of a reader.
 -- Takes: member (their lock's object)
 -- Gives: class (of the lock, unsigned), members
 -- Index: none, reads pg_locks

@@ -15,10 +15,10 @@ _MOST_ROWS: Final = 100
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read the refused messages of both sides, oldest first."""
+    """Read the refused messages, oldest first."""
     del query
     scope = Scope(parts=["blocked"], blocked=_MOST_ROWS)
-    return {"sides": read_overview(connection, scope).blocked, "most": _MOST_ROWS}
+    return {"blocked": read_overview(connection, scope).blocked, "most": _MOST_ROWS}
 
 
 SECTION: Final = Section(path="blocked", title="Blocked", read=read_page)

@@ -1,4 +1,4 @@
-"""The relay's part of repair: retries by its publisher, and refused messages."""
+"""The relay's part of repair: retries by its publisher."""
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -8,7 +8,6 @@ from outbox.administration.sides import RetryOptions, Side
 from outbox.dead_letters.retry import Retrier
 from outbox.events import Observer
 from outbox.payload.payload_codec import load_codec
-from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier
 from relay.renewed_publisher import publisher_of
@@ -39,10 +38,4 @@ def _open_retrier(
     )
 
 
-SIDE: Final = Side(
-    schema="outbox",
-    lacks=_lacks,
-    open_retrier=_open_retrier,
-    list_blocked=load("relay", "list_refused"),
-    count_blocked=load("relay", "count_refused"),
-)
+SIDE: Final = Side(schema="outbox", lacks=_lacks, open_retrier=_open_retrier)

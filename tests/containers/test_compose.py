@@ -176,7 +176,6 @@ def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> No
     variables = str(DOCKER / f"brokers/{broker}.env")
     with running_project("--env-file", variables) as project:
         sell(project)
-        assert project.psql("SELECT count(*) FROM inbox.message") == "0"
         stopped = ("relay", *LASTING)
         project.compose("stop", *stopped)
         assert {project.state(name)["ExitCode"] for name in stopped} == {0}

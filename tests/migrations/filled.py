@@ -45,16 +45,6 @@ _ROWS: Final = (
     "INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)"
     " SELECT id, inbox.moment_of(id), 'billing', 2 FROM outbox.uuid7() id",
     "INSERT INTO inbox.foreign_receipt VALUES ('stripe', outbox.uuid7(), 'billing')",
-    "INSERT INTO inbox.subscription VALUES (outbox.uuid7(), 'orders*')",
-    "INSERT INTO inbox.message (message_id, lane, schema_version, topic,"
-    " key, content_type, headers, payload)"
-    " VALUES (outbox.uuid7(), 3, 1, 'orders', 'a', 'text/plain', '{}', '1')",
-    "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer, key)"
-    " SELECT created_at, seq, lane, 'blocked', 'billing', 'a' FROM inbox.message",
-    "INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,"
-    " reader, snapshot) SELECT created_at, now(), 1, seq, 1, lane, 'billing',"
-    " pg_current_snapshot() FROM inbox.message"
-    " ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
     " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",
     "INSERT INTO outbox.dropped_partition (parent_table, starts_at, ends_at)"

@@ -5,22 +5,6 @@ RECEIVE = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
     SELECT id, inbox.moment_of(id), 'billing' FROM (SELECT outbox.uuid7() AS id) AS m
 """
-DELIVER = """
-    INSERT INTO inbox.message (message_id, lane, schema_version, topic, content_type,
-                               headers, payload)
-    VALUES (outbox.uuid7(), 0, 1, 't', 'text/plain', '{}', '')
-"""
-ACK = """
-    INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane,
-                                reader, snapshot)
-    VALUES (date_trunc('day', now(), 'UTC'), now() + interval '1 day', 1, 1, 1, 0,
-            'billing', pg_current_snapshot())
-    ON CONFLICT DO NOTHING
-"""
-REDELIVER = """
-    INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer, key)
-    VALUES (now(), 1, 0, 'blocked', 'billing', 'k')
-"""
 GIVE_UP = """
     INSERT INTO {schema}.dead_letter (origin, message_id, topic, attempts,
         schema_version, content_type, headers, payload, error_reason)
@@ -87,8 +71,6 @@ ALLOWED = {
         "SELECT * FROM outbox.dead_letter FOR UPDATE",
         "SELECT * FROM outbox.readable_dead_letter",
         *(query.format(schema="outbox") for query in SETTLE_DEAD_LETTERS),
-        DELIVER,
-        "SELECT * FROM inbox.subscription",
         "SELECT * FROM outbox.partition_health",
         "SELECT failure, outbox.clock_problem() FROM outbox.upkeep_failure",
         "SELECT * FROM outbox.retiring_partition",
@@ -105,15 +87,7 @@ ALLOWED = {
         "SELECT * FROM outbox.retiring_partition",
         "SELECT * FROM outbox.upkeep_plan('inbox.receipt')",
         "SELECT * FROM inbox.receipt",
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
-        "SELECT * FROM inbox.message",
-        "SELECT * FROM inbox.delivery_status",
-        "SELECT * FROM inbox.unsettled_delivery",
-        "SELECT * FROM inbox.job_status",
-        ACK,
-        REDELIVER,
-        "SELECT s.last_value FROM inbox.message_seq s, inbox.deferral_entry_seq",
-        "SELECT * FROM inbox.base",
+        "SELECT * FROM inbox.job",
         GIVE_UP.format(schema="inbox"),
         "SELECT * FROM inbox.readable_dead_letter",
         "SELECT * FROM inbox.dead_letter FOR UPDATE",
@@ -153,7 +127,7 @@ ALLOWED = {
         "SELECT * FROM outbox.message_envelope",
         "SELECT * FROM outbox.message_life",
         "SELECT * FROM inbox.message_life",
-        "SELECT * FROM inbox.job_status",
+        "SELECT message_id, state, worker FROM inbox.job",
     ],
     "web": [
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
@@ -185,7 +159,6 @@ FORBIDDEN = {
             for column, value in (("created_at", "now()"), ("seq", "1"))
         ),
         "SELECT topic FROM outbox.message",
-        "SELECT nextval('inbox.message_seq')",
         "SELECT setval('outbox.message_seq', 1)",
         "CALL outbox.maintain()",
         "CREATE TABLE outbox.mine (id int)",
@@ -215,7 +188,7 @@ FORBIDDEN = {
         GIVE_UP.format(schema="outbox"),
         "SELECT setval('outbox.deferral_entry_seq', 1)",
         "SELECT * FROM outbox.dead_letter FOR UPDATE",
-        "SELECT * FROM inbox.message",
+        "SELECT * FROM inbox.job",
         "INSERT INTO outbox.reader (reader) VALUES ('mine')",
         "UPDATE outbox.reader SET role = 'mine'",
         "UPDATE outbox.subscription SET ended_at = now()",
@@ -227,8 +200,6 @@ FORBIDDEN = {
     ],
     "consumer": [
         ADD,
-        "INSERT INTO inbox.base (seq) VALUES (9)",
-        "SELECT nextval('inbox.message_seq')",
         "SELECT nextval('outbox.message_seq')",
         REWRITE.format(schema="inbox"),
         "SELECT outbox.trim_batch('inbox.foreign_receipt')",
@@ -276,8 +247,7 @@ CHANGES = {
     "application": {"INSERT": ["outbox.message"]},
     "relay": {
         "INSERT": [
-            *("inbox.message", 'outbox."position"', "outbox.dead_letter"),
-            "outbox.deferral",
+            *('outbox."position"', "outbox.dead_letter", "outbox.deferral"),
         ],
         "UPDATE": ["outbox.dead_letter", "outbox.reader"],
     },
@@ -287,12 +257,11 @@ CHANGES = {
     "operator": {"UPDATE": ["outbox.reader", "outbox.subscription"]},
     "consumer": {
         "INSERT": [
-            *('inbox."position"', "inbox.dead_letter", "inbox.deferral"),
-            *("inbox.foreign_receipt", "inbox.job", "inbox.receipt"),
-            *("inbox.subscription", "inbox.suspect"),
+            *("inbox.dead_letter", "inbox.foreign_receipt", "inbox.job"),
+            *("inbox.receipt", "inbox.suspect"),
         ],
         "UPDATE": ["inbox.dead_letter", "inbox.job", "inbox.suspect"],
-        "DELETE": ["inbox.subscription", "inbox.suspect"],
+        "DELETE": ["inbox.suspect"],
     },
     "web": {
         "INSERT": ["inbox.job", "inbox.receipt", "outbox.operation"],

@@ -50,7 +50,7 @@ DROPPED = (
 )
 KEPT = (
     "INSERT INTO outbox.kept_partition"
-    " VALUES ('public.sale', 'inbox.message', '2020-01-01', '2020-01-02')"
+    " VALUES ('public.sale', 'inbox.receipt', '2020-01-01', '2020-01-02')"
 )
 GONE = "UPDATE outbox.reader SET role = 'gone' WHERE reader = 'main'"
 """A role of the application, which was not restored."""

@@ -139,7 +139,10 @@ COMMANDS: Final[Commands] = {
     "jobs": (lambda url: main(["jobs", "--database", url]), 0),
     "trace": (lambda url: main(["trace", str(uuid7()), "--database", url]), 1),
     "trace of a key": (lambda url: main(["trace", "--key", "k", "--database", url]), 1),
-    "subscribe": (lambda url: main(["subscribe", "a", "t", "--database", url]), 0),
+    "readers": (
+        lambda url: main(["readers", "add", "a", "--consumer", "--database", url]),
+        0,
+    ),
     "upkeep": (lambda url: main(["maintain", "--database", url]), 2),
     "change of the interval": (
         lambda url: main([*SET, "--interval", "weekly", "--database", url]),

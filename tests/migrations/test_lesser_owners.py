@@ -89,7 +89,7 @@ COMMANDS: Final = {
     "trace": ["trace", "01981f2e-0000-7000-8000-000000000000"],
     "dead-letters list": ["dead-letters", "list"],
     "relay": ["relay", "--broker", "memory://drop"],
-    "subscribe": ["subscribe", "billing", "orders"],
+    "readers add": ["readers", "add", "billing", "--consumer", "--topic", "orders"],
 }
 
 

@@ -55,7 +55,7 @@ REVOKED = {
     ),
     "the consumer has nothing": (
         "REVOKE ALL ON ALL TABLES IN SCHEMA inbox FROM {0}_consumer",
-        '{0}_consumer lacks privileges on inbox."position", inbox.base, ',
+        "{0}_consumer lacks privileges on inbox.dead_letter, inbox.foreign",
     ),
     "the maintainer may not maintain": (
         "REVOKE EXECUTE ON PROCEDURE outbox.maintain(timestamptz) FROM {0}_maintainer",

@@ -15,10 +15,10 @@ from tests.fixtures.relay import insert, running, unsettled
 from tests.fixtures.sessions import execute
 
 POSITION = (
-    "INSERT INTO {schema}.position (created_at, ends_at, number, up_to, messages, lane,"
+    "INSERT INTO outbox.position (created_at, ends_at, number, up_to, messages, lane,"
     " reader, snapshot, next_xid) SELECT starts_at, ends_at, {number}, {up_to},"
     " 0, 16, 'main', '{snapshot}', '{next_xid}'"
-    " FROM outbox.partitions('{schema}.message') WHERE ends_at > now() LIMIT 1"
+    " FROM outbox.partitions('outbox.message') WHERE ends_at > now() LIMIT 1"
 )
 LAST = "floor(extract(epoch FROM clock_timestamp()) * 1000000) - 1"
 USUAL: dict[str, object] = {"number": 1, "up_to": 1, "snapshot": "1:1:", "next_xid": 3}
@@ -47,35 +47,20 @@ TEXTS = (
     *("origin", "message_id", "topic", "key", "tenant", "content_type"),
     *("error_reason", "error_stacktrace"),
 )
-MESSAGE = (
-    "message_id=outbox.uuid7(), lane=1, schema_version=1, topic='t', content_type='t',"
-    " headers='{}', payload=''"
-)
 JOB = (
     "message_id='01981f2e-0000-7000-8000-000000000000',"
     " message_at=inbox.moment_of('01981f2e-0000-7000-8000-000000000000'), consumer='c'"
 )
 POISON = {
     "relay": [
-        POSITION.format(schema="outbox", **USUAL)
+        POSITION.format(**USUAL)
         .replace("(created_at", "(settled_at, created_at")
         .replace("starts_at", "'9999-01-01', starts_at", 1),
-        POSITION.format(schema="outbox", **{**USUAL, "number": 2**62}),
+        POSITION.format(**{**USUAL, "number": 2**62}),
         *(row("outbox.dead_letter", DEAD_LETTER, **{text: LONG}) for text in TEXTS),
-        *(
-            row("inbox.message", MESSAGE, **{name: value})
-            for name, value in {
-                "topic": LONG,
-                "key": LONG,
-                "tenant": LONG,
-                "content_type": LONG,
-                "headers": f"jsonb_build_object('h', {LONG})",
-                "payload": "repeat('x', 70000000)::bytea",
-            }.items()
-        ),
         DEFERRAL.format(column="seq, key", value=f"1, {LONG}"),
         *(
-            POSITION.format(schema="outbox", **{**USUAL, **change})
+            POSITION.format(**{**USUAL, **change})
             for change in (
                 {"number": LARGEST},
                 {"up_to": LARGEST},
@@ -98,9 +83,6 @@ POISON = {
         f" VALUES ('main', 't', '1:{2**63 + 3}:', 1)",
     ],
     "consumer": [
-        POSITION.format(schema="inbox", **USUAL)
-        .replace("(created_at", "(settled_at, created_at")
-        .replace("starts_at", "'9999-01-01', starts_at", 1),
         *(row("inbox.dead_letter", DEAD_LETTER, **{text: LONG}) for text in TEXTS),
         *(
             row("inbox.job", JOB, **{text: LONG})
@@ -110,14 +92,6 @@ POISON = {
             row("inbox.suspect", f"{JOB}, starts=1", **{text: LONG})
             for text in ("error_reason", "error_stacktrace")
         ),
-        POSITION.format(schema="inbox", **{**USUAL, "number": LARGEST}),
-        POSITION.format(schema="inbox", **{**USUAL, "up_to": LARGEST}),
-        "INSERT INTO inbox.deferral (created_at, seq, due_at, cause, lane, consumer)"
-        f" VALUES (now(), {-LARGEST - 1}, now(), 'refused', 1, 'c')",
-        "INSERT INTO inbox.deferral (created_at, seq, due_at, cause, lane, consumer)"
-        " VALUES (now(), 1, '9999-01-01', 'refused', 1, 'c')",
-        "INSERT INTO inbox.subscription (consumer, topic, since_seq)"
-        f" VALUES ('c', 't', {LARGEST})",
     ],
     "application": [
         f"INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
@@ -166,7 +140,7 @@ async def test_a_position_beyond_the_sequence_stops_nobody(
     insert(database_url, Message("before", b"", key="k"))
     with role_of(database_url, "relay") as connection:
         values = {**USUAL, "number": LAST, "up_to": up_to}
-        connection.execute(POSITION.format(schema="outbox", **values))
+        connection.execute(POSITION.format(**values))
     migrate_for_a_week(database_url)
     async with running(database_url, publisher):
         insert(database_url, *[Message("t", b"", key=f"{n}") for n in range(40)])

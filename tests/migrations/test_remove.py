@@ -50,8 +50,8 @@ def test_a_detached_partition_is_dropped_once_nobody_uses_it(
         ("VIEW public.mine AS SELECT id FROM outbox.message", "view public.mine"),
         ("TABLE outbox.mine (id int)", "table outbox.mine"),
         (
-            "FUNCTION public.mine() RETURNS SETOF inbox.job_status"
-            " LANGUAGE sql AS 'SELECT * FROM inbox.job_status'",
+            "FUNCTION public.mine() RETURNS SETOF inbox.message_life"
+            " LANGUAGE sql AS 'SELECT * FROM inbox.message_life'",
             "function public.mine()",
         ),
     ],

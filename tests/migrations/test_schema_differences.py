@@ -31,10 +31,6 @@ CHANGED = {
         "ALTER TABLE outbox.message DISABLE TRIGGER ALL",
         "outbox.message has another trigger message_doorbell: disabled",
     ),
-    "a trigger that is gone": (
-        "DROP TRIGGER message_doorbell ON inbox.message",
-        "inbox.message lacks its trigger message_doorbell",
-    ),
     "a trigger that is gone, without which a role stores what is others'": (
         "DROP TRIGGER deferral_of_reader ON outbox.deferral",
         "outbox.deferral lacks its trigger deferral_of_reader",
@@ -116,19 +112,11 @@ def test_entries_after_a_sequence_was_set_back_follow_those_before(
 ) -> None:
     insert(database_url, *[Message("t", b"") for _ in range(3)])
     defer(database_url, "t")
-    execute(
-        database_url,
-        "INSERT INTO inbox.subscription VALUES ('billing', 't'); INSERT INTO"
-        " inbox.deferral (created_at, entry, due_at, seq, lane, cause, consumer)"
-        " SELECT created_at, 3, now(), seq, 0, 'refused', 'billing'"
-        " FROM outbox.message LIMIT 1",
-    )
     execute(database_url, "ALTER SEQUENCE outbox.deferral_entry_seq RESTART")
 
     found = differences(doctor, database_url)
     assert [it.partition(",")[0] for it in found] == [
-        f"{side}.deferral_entry_seq was set back below 3"
-        for side in ("inbox", "outbox")
+        "outbox.deferral_entry_seq was set back below 3"
     ]
     migrate_for_a_week(database_url)
     assert differences(doctor, database_url) == []

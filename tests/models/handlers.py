@@ -183,7 +183,7 @@ class _Board:
         pass
 
     def keep(self, lane: WindowLane) -> None:
-        lane.picked()
+        lane.picked([lane])
 
 
 class Running:
@@ -417,7 +417,7 @@ class HandlersModel:
             lane.advance(extent)
         lane.keys.claimed(16, reading.claim)
         running.worker._take(batch)
-        lane.put_back()
+        lane.put_back([lane])
         if lane.must_settle:
             running.worker._kept.add(lane)
 

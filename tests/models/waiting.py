@@ -546,7 +546,7 @@ class WaitingModel:
         keys.draining = dict(frozen.draining)
         keys.due = {place.id: place for place in sorted(frozen.due)}
         keys._restarted = set(frozen.restarted)
-        keys._reading = frozen.reading
+        keys.reading = frozen.reading
         keys._found = set(frozen.found)
         lane.needs_refresh = frozen.needs_refresh
         return lane
@@ -688,7 +688,7 @@ def _freeze(lane: Lane, scanned: frozenset[int] = frozenset()) -> FrozenLane:
         draining=tuple(keys.draining.items()),
         due=frozenset(keys.due.values()),
         restarted=frozenset(keys._restarted),
-        reading=keys._reading,
+        reading=keys.reading,
         found=frozenset(keys._found),
         needs_refresh=lane.needs_refresh,
         scanned=scanned,

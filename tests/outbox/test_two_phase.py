@@ -17,10 +17,6 @@ from tests.fixtures.added import topics
 from tests.fixtures.sessions import execute
 
 MESSAGES = [Message(topic, b"") for topic in "abc"]
-BELLS = [
-    (Lock.OUTBOX_DOORBELL, "outbox_message"),
-    (Lock.INBOX_DOORBELL, "inbox_message"),
-]
 
 
 class Base(DeclarativeBase):
@@ -34,17 +30,17 @@ class Order(Base):
 
 
 @pytest.fixture(autouse=True)
-async def sleepers(database_url: str) -> AsyncIterator[None]:
-    """Processes that sleep until they are notified, one for each doorbell."""
-    bells = [
-        Doorbell(database_url, lock=lock, channel=name, application_name="sleeper")
-        for lock, name in BELLS
-    ]
-    for bell in bells:
-        assert await bell.arm()
+async def sleeper(database_url: str) -> AsyncIterator[None]:
+    """A process that sleeps until it is notified."""
+    bell = Doorbell(
+        database_url,
+        lock=Lock.OUTBOX_DOORBELL,
+        channel="outbox_message",
+        application_name="sleeper",
+    )
+    assert await bell.arm()
     yield
-    for bell in bells:
-        await bell.close()
+    await bell.close()
 
 
 @pytest.fixture(params=["psycopg", "psycopg2"])
@@ -102,7 +98,7 @@ async def test_a_transaction_in_sql_says_that_it_will_be_prepared(
     for statement in (
         "SELECT outbox.add('t', '{}'::jsonb)",
         # The trigger fires for a statement, not for a row.
-        "INSERT INTO inbox.message SELECT * FROM inbox.message WHERE false",
+        "INSERT INTO outbox.message SELECT * FROM outbox.message WHERE false",
     ):
         with psycopg.connect(database_url) as connection:
             connection.execute("SET LOCAL pillarbox.two_phase = on")

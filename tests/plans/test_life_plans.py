@@ -19,7 +19,6 @@ from outbox.observability.message_life import (
 from outbox.postgres.connection import PIN_SESSION
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
-from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.positions import publish
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import (
@@ -50,14 +49,6 @@ ADD = """
                                    + n * interval '2 seconds') AS made (moment)
            ) AS made
 """
-SUBSCRIBE = FROM_OLDEST.format(consumer="'billing'", topic="'t'")
-ACK = COVER.format(which="true")
-DELIVER = """
-    INSERT INTO inbox.message (message_id, created_at, lane, schema_version, topic, key,
-                               content_type, headers, payload)
-    SELECT id, created_at, lane % 16, 1, topic, key, content_type, '{}', ''
-      FROM outbox.message ORDER BY seq
-"""
 HANDLE = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
     SELECT id, inbox.moment_of(id), 'billing' FROM outbox.message
@@ -69,7 +60,7 @@ GIVE_UP = """
            '', 'why'
       FROM outbox.message WHERE seq % 10 = 0
 """
-TABLES = ("outbox.message", "inbox.message", "inbox.receipt", "inbox.job")
+TABLES = ("outbox.message", "inbox.receipt", "inbox.job")
 DEAD_LETTERS = ("outbox.dead_letter", "inbox.dead_letter")
 
 
@@ -95,8 +86,7 @@ def url(
             for day in (today - 20 * DAY, today - 2 * DAY):
                 connection.execute(ADD, {"begin": day, "count": ROWS})
             publish(url)
-            for fill in (SUBSCRIBE, DELIVER, ACK, HANDLE):
-                connection.execute(fill)
+            connection.execute(HANDLE)
             for schema in ("outbox", "inbox"):
                 connection.execute(GIVE_UP.format(schema=schema))
             if request.param == "with statistics":
@@ -155,9 +145,7 @@ def test_a_life_is_read_from_indexes_of_the_days_that_can_contain_it(
 
     assert found.found is Found.FOUND
     assert found.life.state is State.PUBLISHED
-    assert {"added", "published", "delivered", "acked", "handled"} <= {
-        it.what for it in found.life.steps
-    }
+    assert {"added", "published", "handled"} <= {it.what for it in found.life.steps}
     (caused,) = found.life.caused
     assert caused.state is State.PUBLISHED
     assert recorded.sequential() == set()
@@ -236,7 +224,6 @@ def test_the_views_are_answered_by_indexes(
         connection.execute("SELECT")
 
     # A day has few positions, and a sequential scan of them can be faster.
-    # The index of the inbox finds ranges of pages, of which such a day has one.
     messages = ["message"] if schema == "outbox" else []
     touched = recorded.scans("message_life", *messages, "deferral", "receipt")
     assert touched

@@ -19,7 +19,6 @@ from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from outbox.web.messages import read_page
 from tests.fixtures.days import make_partitions_at
-from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.positions import defer, publish
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import (
@@ -41,7 +40,6 @@ FRESH: Final = 300
 WAITING: Final = 20
 TABLES: Final = (
     "outbox.message",
-    "inbox.message",
     "inbox.receipt",
     "outbox.dead_letter",
     "inbox.dead_letter",
@@ -53,13 +51,6 @@ ADD = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
     SELECT outbox.uuid7(), %(begin)s + n * interval '1 second', 16 + n %% 16,
            %(topic)s, 'k' || n %% 100, 'text/plain', '\\x'
-      FROM generate_series(1, %(count)s) AS n
-"""
-DELIVER = """
-    INSERT INTO inbox.message (created_at, message_id, lane, schema_version, topic,
-                               content_type, headers, payload)
-    SELECT %(begin)s + n * interval '1 second', outbox.uuid7(), n %% 16, 1, 't',
-           'text/plain', '{}', '\\x'
       FROM generate_series(1, %(count)s) AS n
 """
 RECEIVE = """
@@ -107,12 +98,10 @@ def url(
             connection.execute("RESET ROLE")
             for begin in (today - 9 * DAY, today - DAY, today):
                 values = {"begin": begin, "count": ROWS, "topic": "settled"}
-                for statement in (ADD, DELIVER, RECEIVE):
+                for statement in (ADD, RECEIVE):
                     connection.execute(statement, values)
                 for side in ("outbox", "inbox"):
                     connection.execute(GIVE_UP.replace("{side}", side).encode(), values)
-            connection.execute(FROM_OLDEST.format(consumer="'billing'", topic="'t'"))
-            connection.execute(COVER.format(which="true"))
             connection.execute(START_JOBS, {"count": ROWS})
             publish(url)
             if request.param == "with statistics":
@@ -121,7 +110,6 @@ def url(
                 connection.execute(
                     ADD, {"begin": today, "count": count, "topic": topic}
                 )
-            connection.execute(DELIVER, {"begin": today, "count": FRESH})
             defer(url, "refused", "topic = 'refused'", attempts=1)
         yield url
 
@@ -213,22 +201,10 @@ def test_what_waits_for_a_consumer_is_found_without_reading_settled_messages(
     assert overview.outbox is not None
     assert overview.outbox.messages == 0
     lags = {it.name: it.lag.messages for it in overview.consumers if it.lag}
-    assert lags == {"billing": FRESH, "main": FRESH + WAITING}
+    assert lags == {"main": FRESH + WAITING}
     assert from_end_to_end(scans) == set()
-    # Of both tables: each waiting message, and one probe for each lane of each day.
-    assert rows_of(scans, "message") <= 2 * FRESH + 2 * WAITING + 4 * 48
-
-
-def test_the_view_of_unsettled_deliveries_reads_no_acked_ones(url: str) -> None:
-    with plans_of(url) as (connection, plans):
-        query = "SELECT count(*) FROM inbox.unsettled_delivery"
-        ((unsettled,),) = connection.execute(query)
-        connection.execute("SELECT")
-
-    scans = scans_of(plans)
-    assert unsettled > 0
-    # One probe for each of the 16 lanes of each day.
-    assert 0 < rows_of(scans, "message") <= 2 * unsettled + 16 * (DAYS + 8)
+    # Each waiting message, and one probe for each lane of each day.
+    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
 
 
 def test_no_part_reads_a_table_sequentially(url: str) -> None:
@@ -256,11 +232,9 @@ def test_rates_are_measured_from_a_few_rows(url: str) -> None:
     assert overview.rate.per_second > 0
     (consumer,) = overview.consumers
     assert consumer.rate is not None
-    assert consumer.lag is not None
-    assert consumer.lag.messages == FRESH
     assert rows_of(scans, "position") <= 5 * 48
     assert rows_of(scans, "receipt") <= 100 + 1
-    assert 0 < rows_of(scans, "message") <= FRESH + 5 * 16
+    assert 0 < rows_of(scans, "message") <= 5 * 16
 
 
 def test_a_large_backlog_is_counted_up_to_a_limit_and_not_read(
@@ -323,7 +297,8 @@ def test_messages_that_wait_in_the_log_are_counted_up_to_a_limit(
         most + 1,
         1,
     )
-    assert [it.topic for it in overview.blocked[0].oldest] == ["refused"]
+    assert overview.blocked is not None
+    assert [it.topic for it in overview.blocked.oldest] == ["refused"]
     assert (reader.messages, reader.days) == (MOST_COUNTED, 1)
     scans = scans_of(plans)
     assert from_end_to_end(scans) == set()

@@ -61,7 +61,7 @@ SELECT count(*) FROM outbox.partitions('outbox.message') AS d,
 FIND_UNROUTED = (
     f"SELECT u.messages FROM ({load('outbox', 'find_unrouted')}) AS u".replace(
         "%(most)s", "1000"
-    )
+    ).replace("%(days)s", "NULL")
 )
 # Of today's few messages, whose day is so small, everything may be read.
 READ = """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 from uuid import UUID
 
 import psycopg
@@ -191,18 +191,11 @@ def test_unsettled_messages_are_found_above_the_positions(
     assert about(rows(plan, "message"), FRESH)
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("count_refused", 0), ("list_refused", WAITING)]
-)
-def test_commands_read_no_settled_messages(
-    run: Run, name: Literal["count_refused", "list_refused"], most: int
-) -> None:
-    values = {"max_rows": 50} if name == "list_refused" else {}
-
-    plan = run(load("relay", name), values)
+def test_refused_messages_are_listed_without_those_that_are_settled(run: Run) -> None:
+    plan = run(load("outbox", "list_refused"), {"max_rows": 50, "most": 10_000})
 
     assert by_index(plan, "message")
-    assert rows(plan, "message") <= most
+    assert rows(plan, "message") <= WAITING
 
 
 WHICH: Final = {

@@ -10,7 +10,6 @@ import pytest
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures import positions
 from tests.fixtures.days import make_partitions_at
-from tests.fixtures.deliveries import COVER, FROM_OLDEST
 from tests.fixtures.postgres import Template, new_database
 
 ROWS = 5_000
@@ -18,11 +17,9 @@ DAYS_AGO = 40
 TABLES = (
     "inbox.dead_letter",
     "inbox.job",
-    "inbox.message",
     "outbox.dead_letter",
     "outbox.message",
 )
-LEADERS = ("inbox.message", "outbox.message")
 FILL_DEAD_LETTERS = """
 INSERT INTO {} (created_at, origin, message_id, topic, attempts, schema_version,
                 content_type, headers, payload, error_reason)
@@ -37,13 +34,6 @@ SELECT gen_random_uuid(), %(at)s + n * interval '1 second', n %% 48, 't', 'c', '
 """,
     "outbox.dead_letter": FILL_DEAD_LETTERS.format("outbox.dead_letter"),
     "inbox.dead_letter": FILL_DEAD_LETTERS.format("inbox.dead_letter"),
-    "inbox.message": """
-INSERT INTO inbox.message (created_at, message_id, lane, schema_version, topic,
-                           content_type, headers, payload)
-SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 't', 'c',
-       '{}', ''
-  FROM generate_series(1, %(rows)s) AS n
-""",
     # The time in milliseconds, then the rest of a UUIDv7.
     "inbox.job": """
 INSERT INTO inbox.job (message_id, message_at, consumer)
@@ -56,9 +46,6 @@ SELECT id, inbox.moment_of(id), 'reports'
 SETTLE = {
     "outbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
     "inbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
-    "inbox.message": FROM_OLDEST.format(consumer="'billing'", topic="'t'")
-    + ";"
-    + COVER.format(which="true"),
     "inbox.job": "UPDATE {} SET state = 'success', finished_at = now()",
 }
 # When the partition was analyzed.
@@ -171,7 +158,7 @@ def test_each_partition_is_visited_once(
     assert calls == {"upkeep_plan": 1, "what_keeps": 1}
 
 
-@pytest.mark.parametrize("table", ["inbox.receipt", *LEADERS])
+@pytest.mark.parametrize("table", ["inbox.receipt", "outbox.message"])
 def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
     table: str, database_url: str
 ) -> None:

@@ -5,13 +5,17 @@ import json
 
 import pytest
 
+from outbox.administration.connection import administration
 from outbox.cli.main import main
+from outbox.observability.measures.failures import read_blocked
 from pillarbox import Message
 from relay.events import BatchSettled, MessageRefused
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer
+from tests.fixtures.presence import record_process
 from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import PATIENT, insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -90,24 +94,7 @@ OLD = """
 """
 
 
-DELIVERY_REFUSED = """
-    WITH refused AS (
-        INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
-                                   content_type, headers, payload)
-        VALUES (outbox.uuid7(), 1, 1, 'orders', 'k', 'a/b', '{}', '')
-        RETURNING seq, created_at, lane, key
-    ), subscribed AS (
-        INSERT INTO inbox.subscription VALUES ('billing', 'orders')
-    )
-    INSERT INTO inbox.deferral (seq, created_at, lane, consumer, key, attempts, cause,
-                                due_at)
-    SELECT seq, created_at, lane, 'billing', key, 2, 'refused',
-           now() + interval '1 hour'
-      FROM refused
-"""
-
-
-def test_messages_refused_for_a_long_time_are_listed_with_nacked_deliveries(
+def test_messages_refused_for_a_long_time_are_listed_with_a_consumer_s(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, OLD)
@@ -115,16 +102,35 @@ def test_messages_refused_for_a_long_time_are_listed_with_nacked_deliveries(
     main(["doctor", "--json", "--database", database_url])
     report = json.loads(capsys.readouterr().out)
     (finding,) = [f for f in report["findings"] if f["check"] == "failures"]
-    assert "2 blocked keys, 1 message without a key" in finding["finding"]
+    assert "2 blocked keys, 1 refused message without a key" in finding["finding"]
     assert finding["remedy"].startswith("pillarbox blocked")
 
-    execute(database_url, DELIVERY_REFUSED)
+    add_consumer(database_url, "billing", "orders")
+    execute(
+        database_url,
+        "INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause, key,"
+        " attempts, reader) SELECT created_at, now() + interval '1 hour', seq, id,"
+        " lane, 'refused', key, 2, 'billing' FROM outbox.message WHERE key = 'a'",
+    )
+    # One of these reads another outbox: only it knows what it blocks.
+    record_process(database_url, "consumer", "billing", blocked_keys=1)
+    record_process(database_url, "consumer", "reports", blocked_keys=4)
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--json", "--database", url]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["keys"], said["without_key"]) == (3, 1)
-    sides = [(it["side"], it["consumer"]) for it in said["messages"]]
-    assert sides == [*[("outbox", None)] * 3, ("inbox", "billing")]
+    assert (said["keys"], said["without_key"], said["is_complete"]) == (3 + 4, 1, True)
+    assert [it["reader"] for it in said["messages"]].count("billing") == 1
     consumer = as_role(database_url, "pillarbox_consumer")
     assert main(["blocked", "--side=inbox", "--database", consumer]) == 0
-    assert capsys.readouterr().out.startswith("1 blocked key, 0 refused")
+    assert capsys.readouterr().out.startswith("5 blocked keys, 0 refused")
+
+
+def test_beyond_a_number_refused_messages_are_not_counted(database_url: str) -> None:
+    insert(database_url, *(Message("orders", b"", key=f"{n}") for n in range(30)))
+    defer(database_url, "refused", attempts=1)
+
+    with administration(database_url, application_name="test") as connection:
+        found = read_blocked(connection, 5, most=20)
+
+    assert (found.keys, found.is_complete, len(found.oldest)) == (21, False, 5)
+    assert found.summary.startswith("at least 21 blocked keys, ")

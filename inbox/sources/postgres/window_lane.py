@@ -150,11 +150,6 @@ class WindowLane(Lane):
             self.window.claimed((), extent.up_to, snapshot, next_xid, is_cut=is_cut)
 
     @override
-    def put_back(self) -> bool:
-        self.in_flight = False
-        return not (self.held or self.stale)
-
-    @override
     def settled(self, after: Progress, at: float) -> None:
         self.known_at = at
         self.skipped = 0

@@ -171,7 +171,7 @@ class HandlerWorker:
             # Those with messages that were withheld are kept already.
             used = [lane for lane in windows if lane.held or lane.needs_claim]
             self._kept.update([lane for lane in used if lane.must_settle])
-            self._lanes.put_back([lane for lane in windows if lane not in self._kept])
+            self._put_back([lane for lane in windows if lane not in self._kept])
             if self._kept or self._touched:
                 self._some.set()
 
@@ -265,8 +265,12 @@ class HandlerWorker:
         self._settling.succeeded()
         done = [lane for lane in self._kept if lane.needs_claim or not lane.must_settle]
         self._kept.difference_update(done)
-        self._lanes.put_back(done)
+        self._put_back(done)
         return True
+
+    def _put_back(self, lanes: Collection[WindowLane]) -> None:
+        used = {lane for lane in lanes if lane.held or lane.stale}
+        self._lanes.put_back(lanes, used=used)
 
     async def _store(self, lanes: Iterable[WindowLane], *, is_leaving: bool) -> None:
         link, began = self._link, time.monotonic()

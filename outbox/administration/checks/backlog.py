@@ -1,12 +1,13 @@
 """Messages that wait: too long, or with nothing that handles them."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Final
 
 from outbox.administration.check import Finding, Severity, error, hint, warning
+from outbox.administration.size import write_size
 from outbox.duration import write_duration
-from outbox.logs.printable import for_shell
+from outbox.logs.printable import count, for_shell
 from outbox.observability.overview import Overview
 from outbox.postgres.advisory_lock import MAIN
 
@@ -21,13 +22,17 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
         waited = None if consumer.lag is None else consumer.lag.waited
         if waited is None or waited < _WAITING:
             continue
-        oldest = f"its oldest delivery has waited for {write_duration(waited)}"
+        oldest = f"its oldest message has waited for {write_duration(waited)}"
         if consumer.replicas == 0:
-            end = "readers drop {}" if consumer.is_reader else "unsubscribe {} TOPIC"
+            if (held := consumer.held) is not None:
+                oldest += (
+                    f": it holds back {count(held.days, 'day')} from"
+                    f" {held.since.astimezone(UTC):%F} on, {write_size(held.bytes)}"
+                )
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
                 "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
-                f" pillarbox {end.format(for_shell(consumer.name))}",
+                f" pillarbox readers drop {for_shell(consumer.name)}",
             )
         elif waited > _LATE:
             yield warning(

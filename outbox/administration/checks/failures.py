@@ -32,17 +32,14 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
                 f"pillarbox trace {for_shell(it.running_id)}"
                 "  # see where the handler stands, as with py-spy dump, and restart it",
             )
-    for blocked in overview.blocked:
-        if not blocked.oldest:
-            continue
+    blocked = overview.blocked
+    if blocked is not None and blocked.oldest:
         age = overview.at - blocked.oldest[0].created_at
         if age > _LATE:
             yield warning(
-                f"messages of the {blocked.side} were refused and wait for another"
-                f" attempt: {count(blocked.keys, 'blocked key')},"
-                f" {count(blocked.without_key, 'message')} without a key, the oldest"
-                f" added {write_duration(age)} ago",
-                f"pillarbox blocked --side {blocked.side}  # with the reasons",
+                f"messages were refused and wait for another attempt: {blocked.summary}"
+                f", the oldest added {write_duration(age)} ago",
+                "pillarbox blocked  # with the reasons",
             )
     for letters in overview.dead_letters:
         if letters.pending:

@@ -10,7 +10,6 @@ from outbox.postgres.advisory_lock import (
     LOCK_CLASS,
     Lock,
     LockHolder,
-    consumer_class,
     reader_class,
 )
 from outbox.postgres.sql_files import load
@@ -29,9 +28,8 @@ def check_locks(
             "classes": [
                 LOCK_CLASS,
                 *(reader_class(name) for (name,) in connection.execute(readers)),
-                *(consumer_class(name) for name in read_consumers(connection)),
             ],
-            "bells": [int(Lock.OUTBOX_DOORBELL), int(Lock.INBOX_DOORBELL)],
+            "bells": [int(Lock.OUTBOX_DOORBELL)],
             # The application takes doorbells only in shared mode, as any writer does.
             "roles": [role for role in roles if role != here.role("application")],
         },
@@ -44,8 +42,3 @@ def check_locks(
             f"SELECT pg_terminate_backend({pid});  -- and keep its role out",
         )
     yield from by_statement(load("outbox", "check_public_connect"))(connection, here)
-
-
-def read_consumers(connection: AdministrationConnection) -> list[str]:
-    """Return the consumers of the postgres broker, by name."""
-    return [name for (name,) in connection.execute(load("outbox", "list_consumers"))]

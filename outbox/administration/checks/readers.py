@@ -38,10 +38,13 @@ def check_readers(
 
 
 def check_unrouted(
-    connection: AdministrationConnection, _here: Installation
+    connection: AdministrationConnection,
+    _here: Installation,
+    *,
+    days: int | None = None,
 ) -> Iterator[Finding]:
-    """Find messages that no reader gets."""
-    found = find_unrouted(connection)
+    """Find messages that no reader gets, in all days or in the newest ones."""
+    found = find_unrouted(connection, days)
     if found is None:
         return
     messages = count(found.messages, "message")
@@ -59,10 +62,12 @@ def check_unrouted(
     topics = ", ".join(found.topics)
     if found.more:
         topics += f" and {count(found.more, 'topic')} more"
-    days = f"{count(found.days, 'day')} with {write_size(found.bytes)}"
+    kept = f"{count(found.days, 'day')} with {write_size(found.bytes)}"
+    if not found.is_complete:
+        kept = f"at least {kept}"
     words = "".join(f" --topic {for_shell(topic)}" for topic in found.topics)
     yield warning(
-        f"no reader gets {messages} of {topics}, {since}: for them {days}"
+        f"no reader gets {messages} of {topics}, {since}: for them {kept}"
         f" {'is' if found.days == 1 else 'are'} kept",
         "pillarbox readers add NAME --broker URL --from-oldest"
         + words

@@ -41,7 +41,7 @@ class BacklogGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Unsettled messages of the outbox, or unsettled deliveries of a consumer.
+    """Unsettled messages of the outbox, or of a consumer that reads it.
 
     Attributes:
         messages: the number counted; if `is_complete`, all of them.
@@ -226,10 +226,7 @@ class Tally:
         self._oldest: dict[_Place, datetime] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row of count_uncovered.sql, count_deferred.sql or count_deliveries.sql.
-
-        It is changed.
-        """
+        """Add a row of count_uncovered.sql or count_deferred.sql, which is changed."""
         oldest = row.pop("oldest")
         places = [_ALL, *((column, row.pop(column)) for column in self._columns)]
         for place in places:

@@ -1,44 +1,52 @@
-"""The consumers: their deliveries, their rates, and how many are running."""
+"""The consumers: what waits for them, their rates, and how many are running."""
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-from outbox.administration.checks.locks import read_consumers as list_subscribers
-from outbox.administration.readers import list_consumers as list_readers
-from outbox.observability.measures.backlog import (
-    Backlog,
-    Rate,
-    Tally,
-    read_lags,
-)
+from outbox.administration.readers import list_consumers, measure_held
+from outbox.observability.measures.backlog import Backlog, Rate, read_lags
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
-from outbox.postgres.advisory_lock import Lock, consumer_class, reader_class
+from outbox.postgres.advisory_lock import Lock, reader_class
 from outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStatus:
-    """A consumer that has subscribed, has recently handled messages, or is running.
+class Held:
+    """The days that are kept for a consumer, with the positions and the log.
 
     Attributes:
-        is_subscribed: whether it has subscribed to topics of the postgres broker, or
-            reads the outbox. Only for these does the database show what waits.
-        is_reader: whether it reads the outbox.
+        since: when the oldest of its messages was created.
+    """
+
+    days: int
+    bytes: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatus:
+    """A consumer that reads the outbox, has recently handled messages, or is running.
+
+    Attributes:
+        is_reader: whether it reads the outbox of this database. Only for these does
+            the database show what waits.
         replicas: how many are running; None if it runs in no process of its own, or
-            records itself in another database. A consumer that is subscribed, and
+            records itself in another database. A consumer that reads the outbox, and
             each named queue of one, holds a lock in this database while it runs.
-        lag: its deliveries that are not acked; None if it uses another broker.
+        lag: its messages that are not settled; None if it uses another broker.
+        held: what is kept for it, if it isn't running and messages wait.
         rate: how fast it handled the messages that were added within the window.
     """
 
     name: str
-    is_subscribed: bool
-    is_reader: bool = False
+    is_reader: bool
     replicas: int | None
     lag: Backlog | None
+    held: Held | None
     rate: Rate | None
 
 
@@ -54,9 +62,7 @@ def read_consumers(
     Args:
         running: the consumers that run; None if that is unknown.
     """
-    readers = list_readers(reading.connection)
-    subscribers = list_subscribers(reading.connection)
-    subscribed = {*subscribers, *readers}
+    readers = list_consumers(reading.connection)
     rates = {
         row["consumer"]: Rate(
             window=reading.scope.window,
@@ -72,41 +78,30 @@ def read_consumers(
             most=reading.scope.rows,
         )
     }
-    # Planning the count takes a fifth of a new session's total time.
-    lags = _read_lags(reading) if subscribers else {}
-    if readers:
-        lags |= read_lags(reading, readers)
-    names = {*subscribed, *lags}
+    lags = read_lags(reading, readers) if readers else {}
     recorded = Counter(it.name for it in running or ())
-    classes = {n: (reader_class if n in readers else consumer_class)(n) for n in names}
-    replicas = recorded | _count_members(reading, classes)
+    replicas = recorded | _count_members(reading, readers)
+    is_held = any(not replicas[name] and lag.messages for name, lag in lags.items())
+    held = {
+        it.reader: Held(days=it.days, bytes=it.bytes, since=it.oldest)
+        for it in (measure_held(reading.connection) if is_held else ())
+        if it.oldest is not None and not replicas[it.reader]
+    }
     return tuple(
         ConsumerStatus(
             name=name,
-            is_subscribed=is_subscribed,
-            is_reader=name in readers,
-            replicas=replicas[name] if is_subscribed or name in recorded else None,
-            lag=lags.get(name, Backlog()) if is_subscribed else None,
+            is_reader=is_reader,
+            replicas=replicas[name] if is_reader or name in recorded else None,
+            lag=lags.get(name, Backlog()) if is_reader else None,
+            held=held.get(name) if is_reader else None,
             rate=rates.get(name),
         )
-        for name in sorted({*subscribed, *rates, *lags, *replicas})
-        for is_subscribed in [name in subscribed or name in lags]
+        for name in sorted({*readers, *rates, *replicas})
+        for is_reader in [name in readers]
     )
 
 
-def _count_members(reading: Reading, classes: Mapping[str, int]) -> Counter[str]:
+def _count_members(reading: Reading, readers: Sequence[str]) -> Counter[str]:
     rows = reading.rows(load("outbox", "count_members"), member=int(Lock.MEMBER))
     members = {row["class"]: row["members"] for row in rows}
-    return Counter({n: members.get(it & _UNSIGNED, 0) for n, it in classes.items()})
-
-
-def _read_lags(reading: Reading) -> dict[str, Backlog]:
-    tallies: dict[str, Tally] = defaultdict(lambda: Tally("topic"))
-    most = reading.scope.per_lane
-    for row in reading.rows(load("outbox", "count_deliveries"), most=most):
-        tallies[row.pop("consumer")].add(row)
-    lags = {consumer: tally.sum(reading.at) for consumer, tally in tallies.items()}
-    return {
-        consumer: replace(it, estimated=it.messages if it.is_complete else None)
-        for consumer, it in lags.items()
-    }
+    return Counter({it: members.get(reader_class(it) & _UNSIGNED, 0) for it in readers})

@@ -1,29 +1,68 @@
 """What fails: refused messages, dead letters, and jobs without a worker."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from uuid import UUID
 
-from outbox.administration.sides import Blocked, BlockedCount, Side
+from psycopg.rows import dict_row
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.sides import Side
 from outbox.dead_letters.statement import Schema
-from outbox.observability.measures.reading import NEW, Reading
+from outbox.logs.printable import count
+from outbox.observability.measures.reading import NEW, Reading, Scope
 from outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedSummary:
+class Refused:
+    """A message that was refused and waits for its next attempt.
+
+    Attributes:
+        key: the key that it blocks: later messages of that key wait, too. None if it
+            waits alone.
+        reader: the reader of the outbox whose broker refused it, or the consumer that
+            failed to handle it.
+        available_at: when it is tried again.
+        last_error: why it was refused, if that was stored.
+    """
+
+    key: str | None
+    lane: int
+    id: UUID
+    topic: str
+    reader: str
+    attempts: int
+    created_at: datetime
+    available_at: datetime
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
     """Messages that were refused and wait for their next attempt.
 
     Attributes:
         keys: how many keys these messages block.
         without_key: how many of the messages block no key.
+        is_complete: whether the count ended before its limit; if not, there are more,
+            also older ones.
         oldest: the oldest of the messages, oldest first.
     """
 
-    side: Schema
-    keys: int
-    without_key: int
-    oldest: tuple[Blocked, ...]
+    keys: int = 0
+    without_key: int = 0
+    is_complete: bool = True
+    oldest: tuple[Refused, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """How many keys are blocked, and how many messages wait alone."""
+        more = "" if self.is_complete else "at least "
+        return (
+            f"{more}{count(self.keys, 'blocked key')},"
+            f" {count(self.without_key, 'refused message')} without a key"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,25 +127,18 @@ class OpenJobs:
 
 
 def read_blocked(
-    reading: Reading, side: Side, refused: Mapping[Schema, int | None]
-) -> BlockedSummary:
-    """Read which messages were refused and wait.
-
-    Args:
-        refused: how many were counted before, by side. If none was, the log isn't read
-            again, which takes time.
-    """
-    counted = BlockedCount(0, 0)
-    oldest: Sequence[Blocked] = ()
-    if refused[side.schema] != 0:
-        counted = side.read_blocked_count(reading.connection)
-    if counted.keys or counted.without_key:
-        oldest = side.read_blocked(reading.connection, reading.scope.blocked)
-    return BlockedSummary(
-        side=side.schema,
-        keys=counted.keys,
-        without_key=counted.without_key,
-        oldest=tuple(oldest),
+    connection: AdministrationConnection, max_rows: int, *, most: int = Scope().rows
+) -> Blocked:
+    """Read which messages were refused and wait, and count them up to a number."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        values = {"max_rows": max_rows, "most": most}
+        rows = cursor.execute(load("outbox", "list_refused"), values).fetchall()
+    if not rows:
+        return Blocked()
+    names = Refused.__slots__
+    return Blocked(
+        **{name: it for name, it in rows[0].items() if name not in names},
+        oldest=tuple(Refused(**{name: row[name] for name in names}) for row in rows),
     )
 
 

@@ -61,11 +61,6 @@ class Process:
         text = f"{self.running_handler} has been handling {self.running_id} for {age}"
         return f"{text} and is overdue" if self.is_overdue(now) else text
 
-    @property
-    def is_listed(self) -> bool:
-        """Whether the database also has the messages that wait for it."""
-        return self.kind == "relay" or self.broker.startswith("postgres")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:

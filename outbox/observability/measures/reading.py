@@ -40,7 +40,7 @@ class Scope:
 
     Attributes:
         parts: the parts to measure; the others are empty.
-        sides: whose refused messages and dead letters to measure.
+        sides: whose dead letters to measure.
         window: the window of the rates and latencies.
         per_lane: the most messages counted in a lane.
         rows: the most dead letters, jobs and receipts counted.

@@ -109,6 +109,8 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
         (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
         (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler is registered"),
         (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
+        (CONSUMER, ["--processes=0"], "--processes 0: must be at least 1"),
+        (CONSUMER, ["--processes=two"], "'--processes': 'two' is not a valid int"),
     ],
 )
 def test_an_error_at_start_prints_one_line_and_exits_with_2(
@@ -130,40 +132,4 @@ def test_an_error_at_start_prints_one_line_and_exits_with_2(
     # Dead letters may have been retried before the database was found unavailable.
     said = capsys.readouterr().err.splitlines()
     (line,) = (line for line in said if " INFO " not in line)
-    assert words in line
-
-
-def test_commands_create_and_end_subscriptions(
-    database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: str) -> str:
-        assert main([*arguments, "--database", database_url]) == 0
-        return capsys.readouterr().out
-
-    query = "SELECT consumer, topic FROM inbox.subscription"
-    for _ in range(2):
-        said = run("subscribe", "billing", "orders.*", "refunds")
-        assert said == "billing is subscribed to orders.*, refunds\n"
-    assert sorted(execute(database_url, query)) == [
-        ("billing", "orders.*"),
-        ("billing", "refunds"),
-    ]
-    assert "no longer subscribed to refunds" in run("unsubscribe", "billing", "refunds")
-    assert "none of refunds" in run("unsubscribe", "billing", "refunds")
-    assert execute(database_url, query) == [("billing", "orders.*")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["billing", "a*b"], "topic 'a*b'"),
-        (["", "a"], "receipt consumer ''"),
-        (["billing", "a", "--database", "mysql://x"], "use postgresql://"),
-    ],
-)
-def test_an_invalid_subscription_prints_one_line_and_exits_with_2(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["subscribe", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
     assert words in line

@@ -1,4 +1,4 @@
-"""What `jobs`, `cancel` and `subscribe` say if the database can't serve them."""
+"""What `jobs` and `cancel` say if the database can't serve them."""
 
 import pytest
 
@@ -12,8 +12,6 @@ from tests.acceptance.relays import as_role
     [
         ("jobs",),
         ("cancel", str(uuid7()), "--consumer", "billing"),
-        ("subscribe", "billing", "orders"),
-        ("unsubscribe", "billing", "orders"),
     ],
     ids=lambda command: command[0],
 )

@@ -11,7 +11,6 @@ from inbox.jobs.job import AsyncJob
 from outbox.cli.main import main
 from pillarbox import Message
 from tests.acceptance.relays import as_role
-from tests.fixtures.deliveries import subscribe_from_oldest
 from tests.fixtures.effects import effects
 from tests.fixtures.jobs import (
     TOPIC,
@@ -22,17 +21,6 @@ from tests.fixtures.jobs import (
     running_job,
 )
 from tests.fixtures.sessions import execute
-
-DELIVER = """
-    INSERT INTO inbox.message (message_id, lane, schema_version, topic, content_type,
-                               headers, payload)
-    VALUES (%s, 3, 1, %s, 'text/plain', '{}', '')
-"""
-ACK = """
-    INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer)
-    SELECT created_at, seq, lane, 'acked', 'reports'
-      FROM inbox.message WHERE message_id = %s
-"""
 
 
 async def note_attempt(job: AsyncJob, message: Message) -> None:
@@ -195,11 +183,6 @@ async def test_a_cancelled_job_is_left_to_its_process_while_that_is_alive(
     assert job_of(url)[0] == "waiting"
 
 
-def deliver(url: str, message: Message, topic: str) -> None:
-    subscribe_from_oldest(url, "reports", topic)
-    execute(url, DELIVER, (message.id, topic))
-
-
 def listed(
     url: str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> list[tuple[str, str]]:
@@ -209,17 +192,12 @@ def listed(
     return sorted((job["state"], job["message_id"]) for job in jobs)
 
 
-def test_a_delivery_to_a_long_handler_is_a_queued_job(
+def test_jobs_are_listed_by_state_and_consumer(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended, queued, done, other = (Message("reports.requested", b"") for _ in range(4))
-    add_job(database_url, ended, "success", topic=ended.topic, finished_at="now()")
-    for message in (ended, queued, done):
-        deliver(database_url, message, "reports.requested")
-    execute(database_url, ACK, (done.id,))
-    # Nothing indicates that these have long handlers.
-    deliver(database_url, other, "reports.printed")
-    subscribe_from_oldest(database_url, "billing", "reports.requested")
+    ended, queued = (Message(TOPIC, b"") for _ in range(2))
+    add_job(database_url, ended, "success", finished_at="now()")
+    add_job(database_url, queued, "queued")
 
     assert listed(database_url, capsys) == [("queued", str(queued.id))]
     assert listed(database_url, capsys, "--state", "success") == [

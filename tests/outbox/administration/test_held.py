@@ -36,35 +36,6 @@ MESSAGE: Final = """
 INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
 VALUES (%(id)s, %(at)s, 0, 't', 'c', '')
 """
-SUBSCRIBED: Final = """
-WITH subscribed AS (
-    INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
-    VALUES ('billing', 't', '1:1:', -1) ON CONFLICT DO NOTHING
-)
-"""
-DELIVERY: Final = """
-INSERT INTO inbox.message (message_id, created_at, lane, schema_version, topic,
-                           content_type, headers, payload)
-VALUES (%(id)s, %(at)s, 0, 1, 't', 'c', '{}', '')
-"""
-GIVEN_BACK: Final = f"""
-{SUBSCRIBED}, d AS ({DELIVERY} RETURNING *)
-INSERT INTO inbox.deferral (created_at, due_at, seq, lane, cause, consumer)
-SELECT created_at, now(), seq, lane, 'refused', 'billing' FROM d
-"""
-ACK: Final = """
-INSERT INTO inbox.position (created_at, ends_at, number, up_to, messages, lane, reader,
-                            snapshot)
-SELECT date_trunc('day', created_at, 'UTC'),
-       date_trunc('day', created_at, 'UTC') + interval '24 hours', 1, seq, 1, lane,
-       'billing', pg_current_snapshot()
-  FROM inbox.message WHERE message_id = %(id)s
-"""
-ACK_LATER: Final = """
-INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer)
-SELECT created_at, seq, lane, 'acked', 'billing'
-  FROM inbox.message WHERE message_id = %(id)s
-"""
 JOB: Final = """
 INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
                        cancel_requested_at, lease_until)
@@ -97,12 +68,6 @@ def dead_letter(table: str, decision: str) -> Held:
 HELD: Final = {
     # test_gate tests what holds a message.
     "a message": Held("outbox.message", MESSAGE, lambda url, _: publish(url)),
-    "a delivery that is ready": Held(
-        "inbox.message", SUBSCRIBED + DELIVERY, by_statement(ACK)
-    ),
-    "a delivery that was nacked": Held(
-        "inbox.message", GIVEN_BACK, by_statement(ACK_LATER)
-    ),
     "a dead letter of the outbox": dead_letter(
         "outbox.dead_letter", "status = 'SUCCEEDED'"
     ),

@@ -15,12 +15,9 @@ from tests.fixtures.sessions import execute
 Connection = psycopg.Connection[Any]
 FOLLOWERS = ["outbox.deferral", "outbox.position"]
 """The tables that follow outbox.message."""
-FOLLOWERS_OF_DELIVERIES = ["inbox.deferral", "inbox.position"]
 TABLES = [
     "inbox.dead_letter",
     "inbox.job",
-    "inbox.message",
-    *FOLLOWERS_OF_DELIVERIES,
     "inbox.receipt",
     "inbox.suspect",
     "outbox.dead_letter",

@@ -69,8 +69,8 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     said = without_boxes(capsys.readouterr().out)
     names = [
         *("The database", "migrate", "doctor", "status", "partitions", "retention"),
-        *("maintain", "The relay", "relay", "The consumer", "consume", "subscribe"),
-        *("unsubscribe", "jobs", "cancel", "Repair"),
+        *("maintain", "The relay", "relay", "readers", "The consumer", "consume"),
+        *("jobs", "cancel", "Repair"),
         *("dead-letters", "blocked", "replay"),
     ]
     places = [said.index(f"{name} ", said.index("The database")) for name in names]
@@ -91,7 +91,7 @@ def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
 
 WITHOUT_REPORT = {
     "asyncapi",  # prints JSON
-    *("migrate", "relay", "replay", "consume", "subscribe", "unsubscribe", "cancel"),
+    *("migrate", "relay", "replay", "consume", "cancel"),
     *("discard", "retry"),
     *("demo", "dev", "web"),
     *("add", "drop"),
@@ -170,7 +170,6 @@ def test_what_is_given_as_a_url_and_is_none_is_not_shown(
         ["relay", here, "--broker=memory://drop"],
         ["relay", there, broker],
         ["readers", "add", "hooks", "--topic=*", there, broker],
-        ["subscribe", "billing", "orders", here],
         ["dead-letters", "list", here],
         *([["status", url]] if url != "hemlighet" else []),
     ):

@@ -72,7 +72,7 @@ def test_commands_show_foreign_text_escaped(
     check_escaped(said_by(0, "blocked"))
     check_escaped(said_by(0, "replay", "--since", "1h", "--dry-run"))
     check_escaped(said_by(0, "jobs"))
-    check_escaped(said_by(0, "subscribe", f"n{HOSTILE}", "t"))
+    check_escaped(said_by(0, "readers", "add", f"n{HOSTILE}", "--consumer"))
     check_escaped(said_by(0, "trace", message))
     check_escaped(said_by(0, "trace", "--key", HOSTILE))
     check_escaped(said_by(2, "trace", HOSTILE))

@@ -22,28 +22,11 @@ from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.deliveries import COVER
 from tests.fixtures.family import RECEIVE, handle
 from tests.fixtures.positions import defer, publish, replay
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
-DELIVER = """
-    WITH subscribed AS (
-        INSERT INTO inbox.subscription (consumer, topic, since, since_seq)
-        VALUES (%s, '*', '1:1:', -1) ON CONFLICT DO NOTHING
-    )
-    INSERT INTO inbox.message (message_id, lane, schema_version, topic, key,
-                               content_type, headers, payload)
-    SELECT m.id, m.lane %% 16, 1, m.topic, m.key, m.content_type, m.headers, m.payload
-      FROM outbox.message AS m WHERE m.id = %s
-"""
-REDELIVER = """
-    INSERT INTO inbox.deferral (created_at, due_at, seq, attempts, lane, cause,
-                                consumer)
-    SELECT created_at, now() + interval '1 hour', seq, 3, lane, 'refused', 'billing'
-      FROM inbox.message WHERE message_id = %s
-"""
 IN_VIEWS = """
     SELECT at, step, source, due_at, by, reason FROM outbox.message_life
      WHERE message_id = %(id)s
@@ -82,7 +65,7 @@ def caused_by(cause: Message, topic: str) -> Message:
     return Message(topic, b"", headers={"causation-id": str(cause.id)})
 
 
-def test_a_message_waits_for_a_relay_and_is_published_delivered_handled_and_acked(
+def test_a_message_waits_for_a_relay_and_is_published_and_handled(
     database_url: str,
 ) -> None:
     message = Message("orders.placed", b"{}", key="k", tenant="acme")
@@ -91,14 +74,12 @@ def test_a_message_waits_for_a_relay_and_is_published_delivered_handled_and_acke
     assert life.state is State.READY
     assert "no relay is running" in (life.waits or "")
     publish(database_url)
-    execute(database_url, DELIVER, ("billing", message.id))
     handle(database_url, message)
-    execute(database_url, COVER.format(which="true"))
 
     found = trace(database_url, message.id)
 
     assert found.found is Found.FOUND
-    assert steps(found.life) == ["added", "published", "delivered", "handled", "acked"]
+    assert steps(found.life) == ["added", "published", "handled"]
     assert found.life.state is State.PUBLISHED
     (envelope,) = found.life.envelopes
     assert (envelope.topic, envelope.key) == ("orders.placed", "k")
@@ -205,14 +186,12 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
 
 
-def test_a_nacked_delivery_an_unfinished_start_and_a_job_are_shown(
+def test_an_unfinished_start_and_a_job_are_shown(
     database_url: str,
 ) -> None:
     message = Message("t", b"")
     insert(database_url, message)
     publish(database_url)
-    execute(database_url, DELIVER, ("billing", message.id))
-    execute(database_url, REDELIVER, (message.id,))
     execute(
         database_url,
         "INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)"
@@ -230,11 +209,8 @@ def test_a_nacked_delivery_an_unfinished_start_and_a_job_are_shown(
     handlings = trace(database_url, message.id).life.handlings
 
     found = {it.consumer: (it.what, it.attempts) for it in handlings}
-    assert found["billing"] == ("refused", 3)
     assert found["shipping"] == ("started", 2)
     assert found["reports"][0] == "job_started"
-    (redelivered,) = [it for it in handlings if it.consumer == "billing"]
-    assert redelivered.due_at is not None
 
 
 def test_the_causes_and_effects_of_a_message_form_a_tree(
@@ -372,8 +348,6 @@ def test_the_views_show_the_same_steps_as_the_reader(database_url: str) -> None:
     defer(database_url, "refused", attempts=1)
     publish(database_url)
     replay(database_url)
-    execute(database_url, DELIVER, ("billing", message.id))
-    execute(database_url, REDELIVER, (message.id,))
     handle(database_url, message, "shipping")
     give_up(database_url, message, schema="inbox")
     execute(database_url, "UPDATE inbox.dead_letter SET retry_count = 1")
@@ -388,5 +362,5 @@ def test_the_views_show_the_same_steps_as_the_reader(database_url: str) -> None:
     told = [
         (it.at, it.what, it.source, it.due_at, it.by, it.reason) for it in life.steps
     ]
-    assert len(told) == 9
+    assert len(told) == 7
     assert sorted(told, key=str) == sorted(rows, key=str)

@@ -20,6 +20,7 @@ from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -69,17 +70,7 @@ def test_beyond_their_limits_numbers_are_estimated_or_said_to_be_incomplete(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
     insert(database_url, *(Message("orders", b"", key="k") for _ in range(40)))
-    execute(
-        database_url,
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 'orders')",
-    )
-    execute(
-        database_url,
-        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
-        " topic, content_type, headers, payload)"
-        " SELECT now(), outbox.uuid7(), 0, 1, 'orders', 'text/plain',"
-        " '{}', '' FROM generate_series(1, 40)",
-    )
+    add_consumer(database_url, "billing", "orders")
     give_up(database_url, *(Message("orders", b"") for _ in range(3)))
 
     overview = read_overview(
@@ -94,8 +85,8 @@ def test_beyond_their_limits_numbers_are_estimated_or_said_to_be_incomplete(
     assert 35 <= backlog.estimated <= 45
     (billing,) = overview.consumers
     assert billing.lag is not None
-    assert (billing.lag.is_complete, billing.lag.estimated) == (False, None)
-    assert backlog_text(billing.lag).startswith("more than 11 wait, ")
+    assert (billing.lag.is_complete, billing.lag.messages) == (False, 11)
+    assert backlog_text(billing.lag).startswith("about ")
     letters, _ = overview.dead_letters
     assert (letters.pending, letters.is_complete) == (2, False)
 
@@ -124,7 +115,6 @@ def test_a_missing_part_is_named_and_does_not_fail_the_others(
     assert missing_parts(overview) == {
         "processes",
         "consumers",
-        "blocked",
         "dead_letters",
         "jobs",
         "tables",
@@ -137,20 +127,16 @@ def missing_parts(overview: Overview) -> set[str]:
     return {it.check for it in overview.missing}
 
 
-def test_the_lag_of_a_consumer_is_its_unacked_deliveries(
+def test_the_lag_of_a_consumer_is_what_it_has_not_settled(
     database_url: str, monitor: psycopg.Connection
 ) -> None:
+    add_consumer(database_url, "billing", "orders")
+    add_consumer(database_url, "idle", "mails")
     execute(
         database_url,
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES"
-        " ('billing', 'orders'), ('idle', 'mails')",
-    )
-    execute(
-        database_url,
-        "INSERT INTO inbox.message (created_at, message_id, lane, schema_version,"
-        " topic, content_type, headers, payload)"
-        " SELECT now() - interval '2 minutes', outbox.uuid7(), n, 1,"
-        " 'orders', 'text/plain', '{}', '' FROM generate_series(0, 4) AS n",
+        "INSERT INTO outbox.message (created_at, id, lane, topic, content_type,"
+        " payload) SELECT now() - interval '2 minutes', outbox.uuid7(), n, 'orders',"
+        " 'text/plain', '' FROM generate_series(0, 4) AS n",
     )
 
     overview, findings = examine_quickly(monitor)
@@ -181,9 +167,9 @@ def test_a_refused_message_is_listed_with_its_key_and_dead_letters_by_reason(
 
     assert overview.outbox is not None
     assert (overview.outbox.refused, overview.outbox.ready) == (1, 1)
-    outbox, inbox = overview.blocked
-    assert (outbox.keys, inbox.keys) == (1, 0)
-    (message,) = outbox.oldest
+    assert overview.blocked is not None
+    assert overview.blocked.keys == 1
+    (message,) = overview.blocked.oldest
     assert (message.key, message.attempts) == ("7", 2)
     assert message.last_error == "no such exchange"
     letters, _ = overview.dead_letters
@@ -209,3 +195,25 @@ def test_a_message_of_an_idle_lane_is_found_however_old_it_is(
     assert backlog.messages == 1
     assert backlog.waited is not None
     assert backlog.waited > timedelta(days=3)
+
+
+def test_status_says_which_days_a_consumer_holds_that_is_down_without_a_relay(
+    unread_database_url: str, monitor: psycopg.Connection
+) -> None:
+    add_consumer(unread_database_url, "billing", "orders")
+    execute(
+        unread_database_url,
+        "INSERT INTO outbox.message (created_at, id, lane, topic, content_type,"
+        " payload) SELECT now() - n * interval '24 hours', outbox.uuid7(), 0,"
+        " 'orders', 'text/plain', '' FROM generate_series(0, 1) AS n",
+    )
+
+    overview, findings = examine_quickly(monitor)
+
+    (billing,) = overview.consumers
+    assert billing.held is not None
+    assert (billing.held.days, billing.replicas) == (2, 0)
+    (found,) = (it for it in findings if it.check == "backlog")
+    yesterday = f"{overview.at - timedelta(days=1):%F}"
+    assert f"holds back 2 days from {yesterday} on, " in found.finding
+    assert "pillarbox readers drop billing" in found.remedy

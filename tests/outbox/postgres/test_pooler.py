@@ -33,7 +33,7 @@ REMEDY = "give the URL of PostgreSQL itself, or of a pool in session mode"
 STATE = """
 SELECT (SELECT count(*) FROM outbox.partitions('outbox.message')),
        (SELECT array_agg(p ORDER BY parent_table) FROM outbox.partition_policy p),
-       (SELECT count(*) FROM inbox.subscription),
+       (SELECT count(*) FROM outbox.subscription),
        (SELECT count(*) FROM pg_locks
           JOIN pg_database d ON d.oid = database
          WHERE locktype = 'advisory' AND datname = current_database())

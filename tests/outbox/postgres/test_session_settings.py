@@ -260,8 +260,8 @@ def test_a_timestamp_that_python_cannot_read_is_refused(database_url: str) -> No
         with pytest.raises(REFUSED, match="moments_finite"):
             execute(
                 database_url,
-                "INSERT INTO inbox.deferral (created_at, seq, lane, cause, consumer,"
-                " due_at) VALUES (now(), 1, 0, 'refused', 'c', %s)",
+                "INSERT INTO outbox.deferral (created_at, seq, id, lane, cause, due_at)"
+                " VALUES (now(), 1, outbox.uuid7(), 0, 'refused', %s)",
                 [moment],
             )
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="available_at"):

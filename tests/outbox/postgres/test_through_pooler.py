@@ -18,7 +18,6 @@ import pillarbox
 from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob
 from outbox.administration.migrate import migrate
-from outbox.cli.main import main
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, guard, uuid7
@@ -175,18 +174,6 @@ async def test_long_handlers_work_through_a_pooler(
     assert len(effects(database_url)) == ROUNDS
     assert jobs.job_of(database_url)[0] == "success"
     assert unsettled(database_url) == 1
-
-
-def test_commands_of_one_statement_work_through_a_pooler(
-    url: str, database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    topics = [f"orders.{number}" for number in range(ROUNDS)]
-    assert main(["subscribe", "--database", url, "billing", *topics]) == 0
-    assert main(["unsubscribe", "--database", url, "billing", topics[0]]) == 0
-    assert "billing is subscribed to" in capsys.readouterr().out
-    found = execute(database_url, "SELECT count(*) FROM inbox.subscription")
-    assert found == [(ROUNDS - 1,)]
-    assert paths(url) == {DEFAULT_PATH}
 
 
 def paths(url: str) -> set[str]:

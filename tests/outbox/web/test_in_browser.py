@@ -18,6 +18,7 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.positions import defer
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.processes import RunningProcess
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import served
@@ -76,9 +77,8 @@ def seed(database_url: str) -> None:
     insert(database_url, cause, Message("mails.asked", {}, headers=effect))
     insert(database_url, Message("orders", 1, key="refused"))
     defer(database_url, "refused", reason=LONG)
-    subscribe = "INSERT INTO inbox.subscription (consumer, topic) VALUES (%s, 'a')"
     for consumer in ("billing", "shipping_of_the_warehouse"):
-        execute(database_url, subscribe, [consumer])
+        add_consumer(database_url, consumer, "a")
 
 
 @pytest.fixture(scope="module")

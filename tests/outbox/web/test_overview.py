@@ -7,12 +7,11 @@ from pillarbox import Message
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer
 from tests.fixtures.presence import record_process
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import as_role, browsing
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
-
-SUBSCRIBE = "INSERT INTO inbox.subscription (consumer, topic) VALUES (%s, 'a')"
 
 
 def overview(url: str) -> str:
@@ -47,7 +46,7 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     database_url: str,
 ) -> None:
     for name in ("billing", "mail"):
-        execute(database_url, SUBSCRIBE, [name])
+        add_consumer(database_url, name, "a")
     insert(database_url, *(Message("a", 1, key=f"k{n}") for n in range(3)))
     record_process(database_url, "relay")
     record_process(database_url, "relay", host="gone 1", silent=timedelta(minutes=2))
@@ -64,7 +63,7 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     assert "Outbox 3 wait" in text
     assert "Relays 1 running" in text
     assert "gone 1" not in text
-    assert re.search(r"billing 1 nothing waits", text)
+    assert re.search(r"billing 1 3 wait", text)
     assert "mail not running" in text
     assert re.search(r"reports on host 7 has failed for 3m: KeyError: no", text)
     assert "if the reason names a message, its handler fails" in text
@@ -74,17 +73,17 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
 def test_refused_messages_are_linked_and_listed_with_their_reason(
     database_url: str,
 ) -> None:
-    execute(database_url, SUBSCRIBE, [HOSTILE])
+    add_consumer(database_url, HOSTILE, "a")
     record_process(database_url, "relay", host=HOSTILE, reason=HOSTILE)
     insert(database_url, Message("orders", 1, key=HOSTILE), Message("orders", 2))
     defer(database_url, "refused", attempts=2, reason=HOSTILE)
     with browsing(database_url) as browser:
         text = browser.get("/")
-        assert "1 blocked key</a>, 1 message without a key" in text
+        assert "1 blocked key, 1 refused message without a key</a>" in text
         assert "<img" not in text
         text = browser.get("/blocked")
         assert "<img" not in text
-        assert "1 blocked key, and 1 message without a key" in shown(text)
+        assert "1 blocked key, 1 refused message without a key" in shown(text)
         assert text.count('<td class="name">orders</td>') == 2
         (link,) = (it for it in text.split('"') if "status=ANY" in it)
         browser.get(link.replace("&amp;", "&"))
