@@ -101,6 +101,7 @@ class Relay(Process):
             self._reader,
             self._config,
             self._notify,
+            kind="relay",
             links=self._config.concurrency,
         )
         self._breaker = Breaker(self._notify)

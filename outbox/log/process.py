@@ -114,6 +114,7 @@ class ReadingProcess:
     Args:
         url: the database's URL, for a direct connection, not a transaction pooler.
         registration: the reader.
+        kind: what it is, in the names of its sessions.
         links: how many connections the workers have besides that of the sweep.
 
     Attributes:
@@ -129,11 +130,12 @@ class ReadingProcess:
         config: ReadingConfig,
         notify: Callable[[Event], None],
         *,
+        kind: str,
         links: int = 0,
     ) -> None:
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
-        self.application = f"pillarbox relay {host} {os.getpid()}"
+        self.application = f"pillarbox {kind} {host} {os.getpid()}"
         self.server = Server()
         self.stopping = asyncio.Event()
         self.in_flight: set[asyncio.Task[Any]] = set()

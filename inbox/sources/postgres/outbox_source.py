@@ -107,7 +107,7 @@ class PostgresSource:
             drain=leave_timeout,
         )
         self._process = ReadingProcess(
-            url, self._registration, self._config, self._on_event
+            url, self._registration, self._config, self._on_event, kind="inbox"
         )
         self.abilities = Abilities(
             leave_out=self._handover.leave_out,
@@ -127,12 +127,12 @@ class PostgresSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Add the topics to the consumer's reader; lease lanes, as a relay does.
+        """Add the topics to the consumer's reader, and lease lanes.
 
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
             ConfigError: the reader of this name belongs to relays, or discards its
-                messages; the role isn't a member of pillarbox_relay; or the URL leads
+                messages; the role isn't a member of pillarbox_reader; or the URL leads
                 through a pooler.
         """
         try:
@@ -191,7 +191,7 @@ class PostgresSource:
         return nullcontext()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return messages that the relay has claimed.
+        """Return messages that were claimed.
 
         Raises:
             BrokerUnavailableError: the database is unavailable, or the reader was
@@ -210,6 +210,8 @@ class PostgresSource:
             if self._running.done():
                 self._running.result()
             if failure := self._refusal or self._failure:
+                # Or one who asks again at once would keep the process from recovering.
+                await asyncio.sleep(0)
                 raise self._away(failure)
         return [
             EntryDelivery(
