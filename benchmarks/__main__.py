@@ -47,6 +47,7 @@ QUESTIONS = (
     "writer",
     "doorbell",
     "handled",
+    "processes",
     "way",
     "web",
     "memory",

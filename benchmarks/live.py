@@ -13,15 +13,15 @@ from typing import Any
 import psycopg
 
 from outbox.lane import Priority, lanes_of
+from outbox.log.claim import claim_batch
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
+from outbox.log.settle import Settlement, settle, store_settlement
 from outbox.postgres.connection import connect, conninfo
 from outbox.postgres.lease import Lease
-from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.lanes.board import LaneBoard
-from relay.lanes.lane import Lane
 from relay.publisher import Acked
 from relay.relay import WORKER_SETTINGS
-from relay.settle import Settlement, settle, store_settlement
 
 CONFIG = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))

@@ -13,7 +13,7 @@ them.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import replace
@@ -536,8 +536,7 @@ class Consumer(Process):
 
         self._executor.questions.abandon()
         try:
-            async with answered(timedelta()):
-                await self._executor.transact(beat)
+            await answered(self._executor.transact(beat), timedelta())
         except Exception as error:
             # Handlers don't need the table.
             if (sqlstate_of(error) or "")[:2] not in _OF_THE_TABLE:
@@ -576,10 +575,10 @@ class Consumer(Process):
         dispatchers: dict[str, Dispatcher] = {}
         is_mixed = len(set(systems.values())) > 1
 
-        async def settle(queue: str, delivery: Delivery) -> bool:
+        def settle(queue: str, delivery: Delivery) -> Awaitable[bool]:
             if is_mixed and tracing.tracer is not None:
                 tracing.tracer.receive(systems[queue])
-            return await settlement.settle(delivery, dispatchers[queue])
+            return settlement.settle(delivery, dispatchers[queue])
 
         def wake() -> None:
             for dispatcher in dispatchers.values():

@@ -31,6 +31,7 @@ Then the lock on the table of receipts tells the two apart.
 from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeAlias
+from weakref import WeakSet
 
 from sqlalchemy import (
     ColumnElement,
@@ -366,11 +367,15 @@ def _join(session: Session, _: SessionTransaction, connection: Connection) -> No
         held.refuse(_ROLLBACK)
 
 
+_LISTENED_TO: Final[WeakSet[Engine]] = WeakSet()
+
+
 def _attach(connection: Connection, held: Held) -> None:
     connection.execution_options(**{_HELD: held})
     # Only engines with receipts have listeners, which make each statement a bit slower.
     engine = connection.engine
-    if not event.contains(engine, "commit", _before_commit):
+    if engine not in _LISTENED_TO:
+        _LISTENED_TO.add(engine)
         event.listen(engine, "before_cursor_execute", _before_statement)
         event.listen(engine, "rollback", _before_rollback)
         event.listen(engine, "prepare_twophase", _before_commit)
@@ -460,7 +465,9 @@ def _status(driver: Any) -> int:
             return _OPEN_OR_FAILED if driver.is_in_transaction() else _IDLE
         except AttributeError:
             return _LOST  # asyncpg has terminated the connection
-    status: int = driver.info.transaction_status
+    # psycopg's own `info` makes an object and an enum of each answer.
+    known = driver.pgconn if hasattr(driver, "pgconn") else driver.info
+    status: int = known.transaction_status
     if status == _LOST and driver.closed == 1 and not getattr(driver, "broken", False):
         return _IDLE  # the handler has closed it; psycopg2 has 2 for a lost connection
     return status

@@ -8,8 +8,8 @@ from typing import Final
 
 from outbox.errors import BrokerUnavailableError, one_line
 from outbox.events import Event
+from outbox.log.lanes.board import LaneBoard
 from relay.events import BrokerLost, BrokerRecovered
-from relay.lanes.board import LaneBoard
 from relay.publisher import Checkable, Handling, Publisher
 
 _FIRST: Final = 0.2

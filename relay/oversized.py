@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from outbox.events import Event
+from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from outbox.log.lanes.batch import ClaimedMessage
+from outbox.log.settle import move_to_dead_letters
 from outbox.postgres.connection import Link
-from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.events import MessageDeadLettered
-from relay.lanes.batch import ClaimedMessage
-from relay.settle import move_to_dead_letters
 
 
 class OversizedRows:

@@ -9,13 +9,13 @@ from typing import Final, TypeAlias
 from outbox import tracing
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
+from outbox.log.lanes.batch import ClaimedMessage
+from outbox.log.lanes.keys import BatchKeys
 from outbox.logs.printable import count
 from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
 from relay.config import RelayConfig
 from relay.events import BatchPublished
-from relay.lanes.batch import ClaimedMessage
-from relay.lanes.keys import BatchKeys
 from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None

@@ -5,13 +5,13 @@ needn't be sent again when the relay retries the batch.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from outbox.bounded_dict import BoundedDict
-from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Acked
 
 _MAX_AGE: Final = 300.0
@@ -24,18 +24,12 @@ class PublishedIds:
         self._published_at: BoundedDict[UUID, float] = BoundedDict()
 
     @contextmanager
-    def kept(
-        self, batch: Sequence[Message], answers: Sequence[object]
-    ) -> Iterator[None]:
-        """If the block raises, remember what was acked until then.
-
-        Args:
-            answers: one for each message, filled in within the block.
-        """
+    def kept(self, answers: Answers[Any]) -> Iterator[None]:
+        """If the block raises, remember what was acked until then."""
         try:
             yield
         except BaseException:
-            for message, answer in zip(batch, answers, strict=True):
+            for message, answer in zip(answers.batch, answers.given, strict=True):
                 if isinstance(answer, Acked):
                     self._published_at[message.id] = time.monotonic()
             raise

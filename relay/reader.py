@@ -212,7 +212,7 @@ class RelayReader:
         else:
             if record.broker is None or (switch and record.broker != self.own):
                 await connection.execute(
-                    load("relay", "record_broker"),
+                    load("outbox.log", "record_broker"),
                     {"reader": self.name, "broker": self.own, "switch": switch},
                 )
                 record = await self.read(connection)
@@ -262,7 +262,9 @@ class RelayReader:
 
 async def read_record(connection: Connection, name: str) -> ReaderRecord | None:
     """Return the row of a reader, or None if there is no such reader."""
-    cursor = await connection.execute(load("relay", "read_reader"), {"reader": name})
+    cursor = await connection.execute(
+        load("outbox.log", "read_reader"), {"reader": name}
+    )
     row: Any = await cursor.fetchone()
     if row is None:
         return None

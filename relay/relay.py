@@ -21,7 +21,12 @@ from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.events import Observer, Observers, ProcessMeasured
 from outbox.gather import Process, end, gather
 from outbox.lane import PRIORITIES, lanes_of
+from outbox.log.claim import claim_batch
+from outbox.log.lanes.board import LaneBoard
 from outbox.log.reader import CLAIM_SETTINGS
+from outbox.log.settle import WRITES
+from outbox.log.sweep import sweep_lanes
+from outbox.log.wakeup import wake_lanes
 from outbox.logs.printable import for_sql
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
@@ -49,7 +54,6 @@ from outbox.postgres.sql_files import load
 from outbox.url import scheme_of
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker, check_broker
-from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
     DatabaseLost,
@@ -61,15 +65,10 @@ from relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from relay.handling.worker import HandlerWorker
-from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Handling, Publisher
 from relay.reader import RelayReader
 from relay.renewed_publisher import publisher_of
-from relay.settle import WRITES
-from relay.sweep import sweep_lanes
-from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
@@ -386,7 +385,9 @@ class Relay(Process):
             prepare_threshold=NOT_PREPARED,
         )
 
-    def _workers(self) -> Sequence[Worker | HandlerWorker]:
+    def _workers(self) -> Sequence[Any]:
+        from inbox.sources.postgres.worker import HandlerWorker
+
         links, publisher = self._links, self._publisher
         if isinstance(publisher, Handling):
             worker = HandlerWorker(

@@ -8,25 +8,25 @@ from typing import Any, TypeAlias
 import psycopg
 
 from outbox.events import Event
+from outbox.log.claim import claim_batch
+from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from outbox.log.lanes.batch import ClaimedBatch
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
+from outbox.log.settle import Settlement, settle, store_settlement
 from outbox.postgres.connection import Connection, Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
-from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
 from relay.events import (
     BatchClaimed,
     BatchSettled,
     MessageDeadLettered,
     MessageRefused,
 )
-from relay.lanes.batch import ClaimedBatch
-from relay.lanes.board import LaneBoard
-from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, InDatabase, Publisher
-from relay.settle import Settlement, settle, store_settlement
 
 _Session: TypeAlias = tuple[Link, Connection]
 """Where a batch was claimed, with the lock of its link."""

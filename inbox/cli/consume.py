@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.load import load_consumer, queues_of
 from inbox.events import ConsumerStarted, MessageDeadLettered
-from outbox.cli.command import command, new_app
+from outbox.cli.command import CHILD_VARIABLE, command, new_app
+from outbox.cli.processes import Processes
 from outbox.cli.supervisor import (
     RETRY_INTERVAL,
     RetryInterval,
     Watched,
     Watching,
+    run_coroutine,
     schedule_of,
 )
+from outbox.errors import ConfigError
 from outbox.events import Event, Observer
 from outbox.observability.database_measure import CONSUMER
 
@@ -67,10 +69,27 @@ def consume(
             help="Exit when no message has arrived for 5 seconds.",
         ),
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            help="Share the work among this many processes on this machine.",
+        ),
+    ] = 1,
     dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> int:
     """Handle messages with your Consumer until SIGTERM; then drain and exit."""
+    if processes < 1:
+        raise ConfigError(f"--processes {processes}: must be at least 1")
+    if processes > 1 and CHILD_VARIABLE not in os.environ:
+        exported = watching.metrics()
+        several = Processes(processes, watching.listen, exported, restarts=not once)
+        return run_coroutine(several.run())
+    # SQLAlchemy would take up half of the memory of the parent, which doesn't use it.
+    from inbox.consuming.load import load_consumer, queues_of
+
     queues = queues_of(queue or ())
     found = load_consumer(consumer)
     if queues:

@@ -20,7 +20,7 @@ A dead letter is written before the ack, whatever the message contains:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
@@ -135,9 +135,9 @@ class DeliverySettlement:
         self.outage = DatabaseOutage(self.consumer, observers)
         self._batches: dict[Registered, Batches] = {}
 
-    async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
+    def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> Awaitable[bool]:
         """Settle a delivery; return False if the consumer stops first."""
-        return await _Turn(self, delivery, dispatcher).settle()
+        return _Turn(self, delivery, dispatcher).settle()
 
     def batches(self, handler: Registered) -> Batches:
         """Return what collects the batches of a batch handler."""

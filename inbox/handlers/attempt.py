@@ -7,11 +7,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -22,15 +22,16 @@ from inbox.handlers.registration import Registered
 from inbox.handlers.signature import Takes, refuse_unrun
 from inbox.idle import limit_idle
 from inbox.receipt import record_receipt, record_receipts
-from inbox.transaction import Receipt, hold
+from inbox.transaction import Receipt
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.postgres.connection import ANSWER_LIMIT
 
+T = TypeVar("T")
 
-@asynccontextmanager
-async def answered(max_idle: timedelta | None) -> AsyncIterator[None]:
-    """Limit how long the database can take to answer what the block asks.
+
+async def answered(asking: Awaitable[T], max_idle: timedelta | None) -> T:
+    """Await what asks the database; limit how long that can take.
 
     A receipt can wait as long as a process that is frozen keeps the same one.
 
@@ -40,7 +41,7 @@ async def answered(max_idle: timedelta | None) -> AsyncIterator[None]:
     limit = _answer_limit(max_idle)
     try:
         async with asyncio.timeout(limit):
-            yield
+            return await asking
     except TimeoutError as error:
         raise DatabaseUnavailableError(
             f"the database gave no answer within {limit:g} s"
@@ -105,7 +106,6 @@ class Attempt:
     messages: Sequence[Message]
     consumer: str
     max_idle: timedelta | None
-    questions: Questions
     running: Call
 
     def begin(self, session: Session) -> list[Message]:
@@ -118,9 +118,7 @@ class Attempt:
         """
         limit_idle(session, self.max_idle)
         try:
-            with self.questions.asked(session):
-                hold(session)
-                new = self._record(session)
+            new = self._record(session)
         except (InvalidReceiptError, ConfigError):
             raise
         except Exception as error:
@@ -145,10 +143,8 @@ class Attempt:
         """Call the handler, a coroutine function, with a session or connection."""
         message = self._upcast(new)
         terms, call = self.handler.terms, self.handler.call
-        limit = terms.time_limit
-        seconds = None if limit is None else limit.total_seconds()
         with terms.timed(call):
-            async with asyncio.timeout(seconds):
+            async with terms.limited():
                 result = await call(*terms.arguments.of(first, message))
             refuse_unrun(call, result)
 

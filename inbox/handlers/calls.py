@@ -17,6 +17,7 @@ from outbox.message import Message
 _LONG: Final = 5.0
 """Seconds after which a call is shown; also what a handler may take to be cancelled."""
 _AGAIN: Final = 1.0
+"""Seconds between two looks at all calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,6 @@ class Call:
     message: Message
     limit: float | None
     began: float | None = None
-    timer: asyncio.TimerHandle | None = None
     is_overdue: bool = False
 
     @property
@@ -52,6 +52,8 @@ class Calls:
         self._consumer = consumer
         self._least = (max_idle or DEFAULT_MAX_IDLE).total_seconds()
         self._calls: dict[Call, None] = {}  # oldest first
+        self._checks: asyncio.AbstractEventLoop | None = None
+        """The event loop that will call `_check`, if any."""
 
     def begin(self, handler: Registered, message: Message) -> Call:
         """Note that a handler is called, with a batch that begins with the message."""
@@ -62,14 +64,12 @@ class Calls:
         began = time.monotonic() if handler.takes is Takes.JOB else None
         call = Call(name_of(handler), message, limit, began)
         self._calls[call] = None
-        self._check(call)
+        self._check_later()
         return call
 
     def end(self, call: Call) -> None:
         """Note that the call has ended."""
         del self._calls[call]
-        if call.timer is not None:
-            call.timer.cancel()
 
     def measure(self) -> dict[str, Any]:
         """Return the fields of `ProcessMeasured`, if a call has taken long."""
@@ -85,23 +85,27 @@ class Calls:
             "running_due": call.limit and since + timedelta(seconds=call.limit),
         }
 
-    def _check(self, call: Call) -> None:
-        if call.limit is None:
-            return
-        seconds = call.seconds
-        if seconds < call.limit:
-            wait = call.limit - seconds
-            if call.began is None:
-                wait = min(wait, _AGAIN)
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(wait, self._check, call)
-            return
-        call.is_overdue = True
-        self.notify(
-            HandlerOverdue.of(
-                self._consumer,
-                call.message,
-                handler=call.handler,
-                seconds=seconds,
+    def _check_later(self) -> None:
+        # A timer for each call would cost more than all else that is noted here.
+        loop = asyncio.get_running_loop()
+        if self._checks is not loop:
+            self._checks = loop
+            loop.call_later(_AGAIN, self._check)
+
+    def _check(self) -> None:
+        self._checks = None
+        for call in self._calls:
+            seconds, limit = call.seconds, call.limit
+            if limit is None or seconds < limit or call.is_overdue:
+                continue
+            call.is_overdue = True
+            self.notify(
+                HandlerOverdue.of(
+                    self._consumer,
+                    call.message,
+                    handler=call.handler,
+                    seconds=seconds,
+                )
             )
-        )
+        if self._calls:
+            self._check_later()

@@ -146,12 +146,11 @@ class Executor:
             DatabaseUnavailableError: the handler was not called, for a reason other
                 than the message.
         """
-        limit, questions = self._max_idle, self.questions
         running: Any
         async with self._turn:
             call = self.calls.begin(handler, messages[0])
-            attempt = make(handler, messages, self._consumer, limit, questions, call)
-            if is_async(handler.call):
+            attempt = make(handler, messages, self._consumer, self._max_idle, call)
+            if handler.is_async:
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
                 running = self._handlers.run(self._attempt, attempt)
@@ -165,8 +164,9 @@ class Executor:
         with limiting(self._max_idle) as own:
             async with self._sessions() as session, session.begin():
                 try:
-                    async with answered(self._max_idle):
-                        new = await session.run_sync(attempt.begin)
+                    new = await answered(
+                        session.run_sync(attempt.begin), self._max_idle
+                    )
                 except DatabaseUnavailableError:
                     # A task of an earlier handler may have left it in a transaction.
                     await session.invalidate()
@@ -185,7 +185,8 @@ class Executor:
             self._plain_sessions() as session,
             session.begin(),
         ):
-            new = attempt.begin(session)
+            with self.questions.asked(session):
+                new = attempt.begin(session)
             if new:
                 with own, protected(session, *attempt.receipts(new)):
                     attempt.call(session, new)
@@ -199,8 +200,8 @@ class Executor:
                 return cast("T", await self._books.run(self._transact, function))
             async with self._sessions() as session, session.begin():
                 limit_idle(session, self._max_idle)
-                async with answered(self._max_idle):
-                    return cast("T", await session.run_sync(_called, function))
+                called = session.run_sync(_called, function)
+                return cast("T", await answered(called, self._max_idle))
 
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._plain_sessions() as session, session.begin():

@@ -198,6 +198,15 @@ class PoolExecutor(Executor):
     @override
     async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
         receipts = _Receipts(attempt)
+
+        async def begin() -> None:
+            # Whatever the pool's `check` has begun, for example.
+            await connection.rollback()
+            await stack.enter_async_context(connection.transaction())
+            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+                await cursor.execute(_statement(), receipts.values)
+                receipts.recorded(await cursor.fetchall(), connection)
+
         try:
             await self._open_async()
             connection = await self._pool.getconn()
@@ -207,15 +216,7 @@ class PoolExecutor(Executor):
             async with AsyncExitStack() as stack:
                 stack.enter_context(limiting(attempt.max_idle))
                 try:
-                    async with answered(self._max_idle):
-                        # Whatever the pool's `check` has begun, for example.
-                        await connection.rollback()
-                        await stack.enter_async_context(connection.transaction())
-                        async with psycopg.AsyncCursor(
-                            connection, row_factory=tuple_row
-                        ) as cursor:
-                            await cursor.execute(_statement(), receipts.values)
-                            receipts.recorded(await cursor.fetchall(), connection)
+                    await answered(begin(), self._max_idle)
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error, connection)
                 if new := receipts.new:

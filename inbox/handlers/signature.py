@@ -53,7 +53,7 @@ def refuse_unrun(handler: Callable[..., Any], result: Any) -> None:
     Raises:
         ConfigError: it is an awaitable, a generator or an async generator.
     """
-    if result is NOTHING_TO_AWAIT:  # what add returns
+    if result is None or result is NOTHING_TO_AWAIT:  # what add returns
         return
     is_closed = inspect.isgenerator(result) or inspect.iscoroutine(result)
     if not (is_closed or inspect.isasyncgen(result) or inspect.isawaitable(result)):

@@ -1,14 +1,13 @@
 """A source that reads a list in this process, for tests."""
 
 import asyncio
-import heapq
 import time
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
+from inbox.consuming.backlog import Backlog
 from inbox.source import Abilities, Delivery
 from outbox.brokers.memory import MemoryOptions
 from outbox.errors import ConfigError
@@ -21,9 +20,14 @@ _POLL: Final = timedelta(seconds=1)
 class MemoryDelivery:
     """One delivery of a message that waits in this process."""
 
-    def __init__(self, source: "MemorySource", message: Message, attempts: int) -> None:
+    key = None
+
+    def __init__(
+        self, source: "MemorySource", message: Message, attempts: int, place: int = 0
+    ) -> None:
         self.message = message
         self.attempts = attempts
+        self.place = place
         self.problem: str | None = None
         self.history = self.published_at = None
         self._source = source
@@ -35,17 +39,11 @@ class MemoryDelivery:
 
     async def nack(self, delay: timedelta | None = None) -> None:
         """Deliver it again: before all others, or after the delay."""
-        if self._source.held.pop(id(self), None) is None:
-            return
-        if delay is None:
-            self._source.return_now(self.message, self.attempts)
-        else:
-            self._source.return_later(self.message, self.attempts + 1, delay)
+        self._source.put_back(self, self.attempts + (delay is not None), delay)
 
     async def hand_back(self, delay: timedelta) -> bool:
         """Deliver it again after the delay."""
-        if self._source.held.pop(id(self), None) is not None:
-            self._source.return_later(self.message, self.attempts, delay)
+        self._source.put_back(self, self.attempts, delay)
         return True
 
 
@@ -62,10 +60,10 @@ class MemorySource:
         self.acked: list[Message] = []
         self.held: dict[int, MemoryDelivery] = {}
         self._poll = poll_interval.total_seconds()
-        self._ready: deque[tuple[Message, int]] = deque((m, 0) for m in messages)
-        self._waiting: list[tuple[float, int, Message, int]] = []
-        self._ticket = count()
+        self._backlog: Backlog[MemoryDelivery] = Backlog()
+        self._place = count()
         self._arrived = asyncio.Event()
+        self.add(*messages)
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -82,22 +80,27 @@ class MemorySource:
     @property
     def waiting(self) -> int:
         """The number of messages still to be delivered."""
-        return len(self._ready) + len(self._waiting)
+        return len(self._backlog)
 
-    def add(self, *messages: Message) -> None:
-        """Add messages to the end of the queue."""
-        self._ready.extend((message, 0) for message in messages)
+    def add(self, *messages: Message, attempts: int = 0) -> None:
+        """Add messages, which may have failed before, to the end of the queue."""
+        for message in messages:
+            place = next(self._place)
+            self._backlog.add(MemoryDelivery(self, message, attempts, place))
         self._arrived.set()
 
-    def return_now(self, message: Message, attempts: int) -> None:
-        """Return a message to the front of the queue."""
-        self._ready.appendleft((message, attempts))
-        self._arrived.set()
-
-    def return_later(self, message: Message, attempts: int, delay: timedelta) -> None:
-        """Return a message to the queue after a delay."""
-        due = time.monotonic() + delay.total_seconds()
-        heapq.heappush(self._waiting, (due, next(self._ticket), message, attempts))
+    def put_back(
+        self, delivery: MemoryDelivery, attempts: int, delay: timedelta | None
+    ) -> None:
+        """Return a delivery to its place in the queue, or after a delay to the end."""
+        if self.held.pop(id(delivery), None) is None:
+            return
+        place = delivery.place if delay is None else next(self._place)
+        again = MemoryDelivery(self, delivery.message, attempts, place)
+        if delay is None:
+            self._backlog.add(again)
+        else:
+            self._backlog.defer(again, delay.total_seconds())
         self._arrived.set()
 
     async def __aenter__(self) -> Self:
@@ -106,29 +109,15 @@ class MemorySource:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Return all unsettled messages to the queue."""
-        for delivery in reversed(list(self.held.values())):
+        for delivery in list(self.held.values()):
             await delivery.nack()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return at most `limit` deliveries that are ready."""
         deadline = time.monotonic() + self._poll
-        while True:
-            now = time.monotonic()
-            while self._waiting and self._waiting[0][0] <= now:
-                _, _, message, attempts = heapq.heappop(self._waiting)
-                self._ready.append((message, attempts))
-            if self._ready or now >= deadline:
-                break
-            wake = min(deadline, self._waiting[0][0] if self._waiting else deadline)
+        while not self._backlog.ready and (left := deadline - time.monotonic()) > 0:
             self._arrived.clear()
-            try:
-                async with asyncio.timeout(wake - now):
-                    await self._arrived.wait()
-            except TimeoutError:
-                continue
-        given = [
-            MemoryDelivery(self, *self._ready.popleft())
-            for _ in range(min(limit, len(self._ready)))
-        ]
+            await self._backlog.wait_for(self._arrived, left)
+        given = self._backlog.take(limit)
         self.held.update((id(delivery), delivery) for delivery in given)
         return given

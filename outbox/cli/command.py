@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
+CHILD_VARIABLE: Final = "PILLARBOX_PROCESS"
+"""Set by the parent of several processes for each of them."""
 FAILED: Final = 2
 """The exit status of a command that failed."""
 LOGGING: Final = "Logging"
@@ -150,11 +152,12 @@ class Logging:
     def set_up(self) -> None:
         """Log to standard error."""
         level = self.log_level
+        pid = "[%(process)d] " if CHILD_VARIABLE in os.environ else ""
         handler = StandardErrorHandler()
         handler.setFormatter(
-            _json_formatter()
+            _json_formatter(pid)
             if self.log_format == "json"
-            else PrintableFormatter("%(asctime)s %(levelname)s %(message)s")
+            else PrintableFormatter(f"%(asctime)s %(levelname)s {pid}%(message)s")
         )
         handler.addFilter(TraceContext())
         if level == "debug":
@@ -305,7 +308,7 @@ def _parameters_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         )
 
 
-def _json_formatter() -> logging.Formatter:
+def _json_formatter(pid: str) -> logging.Formatter:
     from pythonjsonlogger.json import JsonFormatter
 
     class EventFormatter(JsonFormatter):
@@ -316,8 +319,13 @@ def _json_formatter() -> logging.Formatter:
             return log_data
 
     return EventFormatter(
-        "%(levelname)s %(name)s %(message)s",
-        rename_fields={"levelname": "level", "name": "logger", "values": "fields"},
+        f"%(levelname)s %(name)s {pid}%(message)s",
+        rename_fields={
+            "levelname": "level",
+            "name": "logger",
+            "process": "pid",
+            "values": "fields",
+        },
         timestamp="time",  # in UTC, in ISO 8601 format
         json_default=lambda it: (
             it.isoformat("T", "milliseconds")

@@ -1,6 +1,7 @@
 """Run a relay, a consumer or a similar process, with background tasks."""
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -8,11 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 import typer
 
 from outbox.cli.command import Duration, duration_option
+from outbox.cli.processes import LOOPBACK, Parent
 from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema
@@ -138,6 +141,8 @@ class Watched:
         database: Callable[[], str],
     ) -> None:
         self._watching = watching
+        self._parent = Parent.take()
+        self._address: str | None = None
         self._health = Health(started)
         reported: list[Observer] = [LogEvents()]
         self._exported = exported = watching.metrics()
@@ -154,6 +159,13 @@ class Watched:
                 ) from error
         self.notify = Observers(reported).notify
         self.observers: list[Observer] = [*reported, self._health, counts]
+        if (parent := self._parent) is not None:
+
+            def report(event: Event) -> None:
+                if type(event) is started:
+                    parent.report_start(self._address)
+
+            self.observers.append(report)
         self._background: list[Background] = [
             Activity(counts, watching.log_interval, self.notify).run
         ]
@@ -203,13 +215,23 @@ class Watched:
         last = threading.Timer(drain.total_seconds() + _AFTER_DRAIN, give_up)
         last.daemon = True
 
-        def begin_drain(number: int) -> None:
+        def drain_now() -> None:
             self._health.stopping()
             stop()
             if not last.is_alive():
                 last.start()
+
+        def begin_drain(number: int) -> None:
+            drain_now()
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
+
+        async def drain_with(parent: Parent) -> None:
+            await parent.wait_for_stop()
+            drain_now()
+
+        if self._parent is not None:
+            self._background.append(partial(drain_with, self._parent))
 
         async def run() -> None:
             loop = asyncio.get_running_loop()
@@ -222,7 +244,10 @@ class Watched:
                 address, exported = self._watching.listen, self._exported
                 if address is not None and exported is not None:
                     served = {**self._health.handlers(), **exported.handlers()}
-                    await stack.enter_async_context(listening(address, served))
+                    serving = listening(address, served)
+                    if self._parent is not None:
+                        serving = listening(LOOPBACK, served, level=logging.DEBUG)
+                    self._address = await stack.enter_async_context(serving)
                 await supervise(process, stop, self._background)
 
         try:

@@ -164,6 +164,12 @@ class Claims:
             starts[number] = parts[0].start
             for part in parts[1:]:
                 starts[number] = min(starts[number], part.start)
+        several = [
+            (number, part._replace(start=min(part.start, floor - _SLACK)))
+            for (number, _, parts), floor in zip(reading, lowest, strict=True)
+            if len(parts) > 1
+            for part in parts
+        ]
         floors: dict[int, int] = {}
         for hidden in near:
             floors.update(hidden.open)
@@ -187,14 +193,7 @@ class Claims:
             "as_ofs": plain_array(
                 _quoted([progress.as_of for _, progress, _ in reading])
             ),
-            **_several(
-                [
-                    (number, part._replace(start=min(part.start, floor - _SLACK)))
-                    for (number, _, parts), floor in zip(reading, lowest, strict=True)
-                    if len(parts) > 1
-                    for part in parts
-                ]
-            ),
+            **(_several(several) if several else _ONE_PART_EACH),
             "hidden": plain_array(floors),
             "floors": plain_array(floor - _SLACK for floor in floors.values()),
             "since": str(min((hidden.since for hidden in near), default=NO_END)),
@@ -268,6 +267,9 @@ def _quoted(snapshots: Iterable[Snapshot | None]) -> Sequence[str | None]:
             last, text = snapshot, None if snapshot is None else f'"{snapshot}"'
         texts.append(text)
     return texts
+
+
+_ONE_PART_EACH: Final = _several(())
 
 
 def arrays_of(positions: Collection[Position]) -> dict[str, str]:

@@ -62,12 +62,13 @@ def address_of(listening: socket.socket) -> str:
 
 @asynccontextmanager
 async def listening(
-    address: str, handlers: "Mapping[str, Handler]"
-) -> AsyncIterator[None]:
-    """Answer HTTP requests on an address for as long as the block runs.
+    address: str, handlers: "Mapping[str, Handler]", *, level: int = logging.INFO
+) -> AsyncIterator[str]:
+    """Answer HTTP requests on an address for as long as the block runs; yield it.
 
     Args:
         handlers: the handlers of GET and HEAD requests, by path.
+        level: at which the address is logged.
 
     Raises:
         ConfigError: the address is malformed, or the process can't listen on it.
@@ -75,6 +76,7 @@ async def listening(
     from outbox.observability.http_server import serve
 
     opened = listen(address)
-    logging.getLogger("pillarbox").info("listening on %s", address_of(opened))
+    where = address_of(opened)
+    logging.getLogger("pillarbox").log(level, "listening on %s", where)
     async with serve(opened, handlers):
-        yield
+        yield where

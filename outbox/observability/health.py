@@ -5,7 +5,7 @@ whether the process has started and can reach its broker and its database, accor
 its events. A restart doesn't end their outages, so let only `/live` cause one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -90,14 +90,23 @@ class Health:
 
     def handlers(self) -> "Mapping[str, Handler]":
         """Return the request handlers, by path; needs aiohttp."""
-        from outbox.observability.http_server import answer
-
-        async def live(_: "web.BaseRequest") -> "web.StreamResponse":
-            return answer(HTTPStatus.OK, {"live": True})
 
         async def ready(_: "web.BaseRequest") -> "web.StreamResponse":
-            waits_for = self.waits_for
-            status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
-            return answer(status, {"ready": not waits_for, "waits_for": waits_for})
+            return answer_ready(self.waits_for)
 
-        return {"/live": live, "/ready": ready}
+        return {"/live": answer_live, "/ready": ready}
+
+
+async def answer_live(_: "web.BaseRequest") -> "web.StreamResponse":
+    """Answer `/live`."""
+    from outbox.observability.http_server import answer
+
+    return answer(HTTPStatus.OK, {"live": True})
+
+
+def answer_ready(waits_for: Sequence[str]) -> "web.StreamResponse":
+    """Answer `/ready`: 200, unless there is something that is waited for."""
+    from outbox.observability.http_server import answer
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
+    return answer(status, {"ready": not waits_for, "waits_for": waits_for})

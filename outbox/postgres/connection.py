@@ -95,18 +95,34 @@ class _Session(psycopg.AsyncConnection[TupleRow]):
         Raises:
             DatabaseUnavailableError: it didn't answer in time.
         """
+        if self.answer_limit is not None:
+            gen = self._limited(gen, self.answer_limit)
         try:
-            async with asyncio.timeout(self.answer_limit):
-                return await super().wait(gen, *args, **options)
-        except TimeoutError:
-            self.pgconn.finish()
-            raise DatabaseUnavailableError(
-                f"the database gave no answer within {self.answer_limit:g} s"
-            ) from None
+            return await super().wait(gen, *args, **options)
         except psycopg.errors.ReadOnlySqlTransaction:
             # A new connection may reach the primary.
             self.pgconn.finish()
             raise
+
+    def _limited(self, gen: PQGen[RV], seconds: float) -> PQGen[RV]:
+        """Let a generator fail after a time: while it waits, psycopg often resumes it.
+
+        A timer of the event loop takes several times as long.
+        """
+        limit = time.monotonic() + seconds
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > limit:
+                    self.pgconn.finish()
+                    raise DatabaseUnavailableError(
+                        f"the database gave no answer within {seconds:g} s"
+                    )
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: RV = end.value
+            return result
 
     @override
     async def cancel_safe(self, *, timeout: float = _CANCEL_LIMIT) -> None:

@@ -20,11 +20,11 @@ from outbox.errors import (
     one_line,
 )
 from outbox.events import Event
+from outbox.log.claim import problem_of_headers
 from outbox.payload.payload_codec import decoded, is_encoded
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
-from relay.claim import problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import MAX_REASON, publish_messages
 from relay.publisher import Nacked, Publisher

@@ -12,17 +12,16 @@ from typing import Any, Self
 from redis.exceptions import NoPermissionError
 
 from outbox.brokers.redis.connection import (
-    BROKEN,
     close_client,
     redis_client,
-    redis_unavailable,
+    redis_errors,
     refuse_cluster,
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
-from outbox.gather import cancellable
 from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 
@@ -54,13 +53,11 @@ class RedisPublisher:
             ConfigError: it is a node of a Redis Cluster, or a Sentinel.
         """
         try:
-            with cancellable():
+            with redis_errors(self._url):
                 await self._client.ping()
                 await refuse_cluster(self._client, self._url)
-        except BaseException as error:
+        except BaseException:
             await close_client(self._client)
-            if isinstance(error, BROKEN):
-                raise redis_unavailable(self._url, error) from error
             raise
         self._entered = True
         return self
@@ -76,11 +73,8 @@ class RedisPublisher:
         Raises:
             BrokerUnavailableError: Redis doesn't respond.
         """
-        try:
-            with cancellable():
-                await self._client.ping()
-        except BROKEN as error:
-            raise redis_unavailable(self._url, error) from error
+        with redis_errors(self._url):
+            await self._client.ping()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Append the messages to their streams, in order.
@@ -93,28 +87,19 @@ class RedisPublisher:
             raise BrokerUnavailableError(
                 "broker redis: the publisher is not open; use `async with`"
             )
-        answers: list[Confirmation] = [
-            nack_too_large(message.payload, self._max_payload_bytes) or Acked()
-            for message in batch
-        ]
-        sent = [i for i, answer in enumerate(answers) if isinstance(answer, Acked)]
-        if not sent:
-            return answers
-        try:
-            results = await self._append([batch[i] for i in sent])
-        except NoPermissionError as error:
-            if len(sent) == 1:
-                answers[sent[0]] = Nacked(str(error))
-                return answers
-            # If the user may not write to one topic, messages to others must not be
-            # charged an attempt.
-            for i in sent:
-                (answers[i],) = await self.publish([batch[i]])
-            return answers
-        for i, result in zip(sent, results, strict=True):
-            if isinstance(result, Exception):
-                answers[i] = Nacked(f"Redis refused it: {result}")
-        return answers
+        limit = self._max_payload_bytes
+        answers: Answers[Confirmation] = Answers(
+            batch, (nack_too_large(message.payload, limit) for message in batch)
+        )
+        if sent := answers.left:
+            with redis_errors(self._url):
+                results = await self._append([batch[i] for i in sent])
+            for i, result in zip(sent, results, strict=True):
+                refused = isinstance(result, Exception)
+                answers.give(
+                    i, Nacked(f"Redis refused it: {result}") if refused else Acked()
+                )
+        return answers.complete()
 
     async def _append(self, batch: Sequence[Message]) -> Sequence[Any]:
         pipeline = self._client.pipeline(transaction=True)
@@ -122,9 +107,10 @@ class RedisPublisher:
             pairs = (part for pair in to_fields(message).items() for part in pair)
             pipeline.execute_command("XADD", message.topic, *self._trim, "*", *pairs)
         try:
-            with cancellable():
-                return await pipeline.execute(raise_on_error=False)
-        except NoPermissionError:
-            raise
-        except BROKEN as error:
-            raise redis_unavailable(self._url, error) from error
+            return await pipeline.execute(raise_on_error=False)
+        except NoPermissionError as error:
+            if len(batch) == 1:
+                return [error]
+            # If the user may not write to one topic, messages to others must not be
+            # charged an attempt.
+            return [(await self._append([message]))[0] for message in batch]

@@ -20,28 +20,28 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
+from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.outbox_source import _Handover
+from inbox.sources.postgres.settlement import LaneSettlement, settlement_of
+from inbox.sources.postgres.window_lane import WindowLane
+from inbox.sources.postgres.worker import HandlerWorker
 from outbox.log.lane import Extent
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Progress, Stored
-from outbox.log.view import ReadView
-from outbox.log.window import Window
-from outbox.message import Message
-from relay.config import RelayConfig
-from relay.handling.held_message import HeldMessage
-from relay.handling.settlement import LaneSettlement, settlement_of
-from relay.handling.window_lane import WindowLane
-from relay.handling.worker import HandlerWorker
-from relay.lanes.batch import (
+from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     SCHEDULED,
     ClaimedBatch,
     ClaimedMessage,
 )
-from relay.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
+from outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Progress, Stored
+from outbox.log.settle import Settlement
+from outbox.log.view import ReadView
+from outbox.log.window import Window
+from outbox.message import Message
+from relay.config import RelayConfig
 from relay.publisher import Acked, Confirmation, Nacked
-from relay.settle import Settlement
 from tests.models.explore import BrokenPromiseError
 from tests.models.waiting import (
     DAY,
@@ -185,7 +185,7 @@ class _Board:
         pass
 
     def keep(self, lane: WindowLane) -> None:
-        lane.picked()
+        lane.picked([lane])
 
 
 class Running:
@@ -343,7 +343,7 @@ class HandlersModel:
     # Claims.
 
     def claim(self, state: State, process: Process, *, refresh: bool) -> State:
-        """Do what `relay/claim.py` does up to the end of its statements."""
+        """Do what `outbox/log/claim.py` does up to the end of its statements."""
         database, running = state.database, self.thaw(state.database, process)
         lane, model = running.lane, WaitingModel(self.script, most=self.most)
         if refresh or lane.needs_refresh or lane.window is None:
@@ -419,7 +419,7 @@ class HandlersModel:
             lane.advance(extent)
         lane.keys.claimed(16, reading.claim)
         running.worker._take(batch)
-        lane.put_back()
+        lane.put_back([lane])
         if lane.must_settle:
             running.worker._kept.add(lane)
 

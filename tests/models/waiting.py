@@ -3,7 +3,7 @@
 The lane, its keys, what a claim includes, and the settlement of a batch, from its
 answers to what the lane is told, are the real code. The model covers the tables, and
 the callers: claims, the worker, the sweep, the lease and the mover of oversized rows,
-in the order of `relay/claim.py` and `relay/worker.py`. Rows commit in order:
+in the order of `outbox/log/claim.py` and `relay/worker.py`. Rows commit in order:
 `tests/models/log.py` covers late ones.
 
 Every state is checked: a row that the position covers was published, or moved, or has
@@ -20,27 +20,27 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from outbox.log.lane import Advance, Extent
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.view import ReadView
-from outbox.retry import RetryPolicy
-from relay.lanes.batch import (
+from outbox.log.lanes.batch import (
     BLOCKED,
     OVERSIZED,
     ClaimedBatch,
     ClaimedMessage,
     Disposition,
 )
-from relay.lanes.keys import (
+from outbox.log.lanes.keys import (
     Draining,
     LaneKeys,
     LogOfKey,
     WaitingClaim,
     WaitingMessage,
 )
-from relay.lanes.lane import Lane
+from outbox.log.lanes.lane import Lane
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Day, Progress, Stored
+from outbox.log.settle import Settlement, settle
+from outbox.log.view import ReadView
+from outbox.retry import RetryPolicy
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, settle
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -545,7 +545,7 @@ class WaitingModel:
         keys.draining = dict(frozen.draining)
         keys.due = {place.id: place for place in sorted(frozen.due)}
         keys._restarted = set(frozen.restarted)
-        keys._reading = frozen.reading
+        keys.reading = frozen.reading
         keys._found = set(frozen.found)
         lane.needs_refresh = frozen.needs_refresh
         return lane
@@ -687,7 +687,7 @@ def _freeze(lane: Lane, scanned: frozenset[int] = frozenset()) -> FrozenLane:
         draining=tuple(keys.draining.items()),
         due=frozenset(keys.due.values()),
         restarted=frozenset(keys._restarted),
-        reading=keys._reading,
+        reading=keys.reading,
         found=frozenset(keys._found),
         needs_refresh=lane.needs_refresh,
         scanned=scanned,

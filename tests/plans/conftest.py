@@ -227,7 +227,9 @@ def explaining(url: str) -> Iterator[Explain]:
         with psycopg.connect(url) as connection:
             parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
 
-        def run(name: str, package: str = "relay", **parameters: object) -> Explained:
+        def run(
+            name: str, package: str = "outbox.log", **parameters: object
+        ) -> Explained:
             values = {"reader": "main", **parameters}
             return Explained(execute(load(package, name), values), parents)
 

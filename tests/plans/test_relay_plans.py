@@ -233,6 +233,7 @@ def test_a_search_for_tenants_reads_little_of_a_flood(
     with explaining(tenants_url) as explain:
         plan = explain(
             "claim_tenants",
+            "inbox",
             **asked,
             tops=[1000] * len(lanes),
             known=known,

@@ -5,17 +5,17 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-import relay.claim
+import outbox.log.claim
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
+from outbox.log.claim import claim_batch
+from outbox.log.lanes.batch import ClaimedBatch
+from outbox.log.lanes.board import LaneBoard
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
 from pillarbox import Message, uuid7
-from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.lanes.batch import ClaimedBatch
-from relay.lanes.board import LaneBoard
 from relay.reader import RelayReader
 from relay.relay import WORKER_SETTINGS
 from tests.fixtures.claimed import HeldLease
@@ -49,14 +49,14 @@ async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(database_url, Message("head", b"", key="k"), Message("next", b"", key="k"))
-    original = getattr(relay.claim._Claim, moment)
+    original = getattr(outbox.log.claim._Claim, moment)
 
     async def interrupted(*arguments: object) -> object:
         result = await original(*arguments)
         defer(database_url, "head")
         return result
 
-    monkeypatch.setattr(relay.claim._Claim, moment, interrupted)
+    monkeypatch.setattr(outbox.log.claim._Claim, moment, interrupted)
     async with await connect(database_url, application_name="test") as connection:
         batch = await claim(connection, board_of_all_lanes())
 
@@ -272,7 +272,7 @@ async def test_messages_of_other_topics_take_no_place_in_a_batch(
     database_url: str, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """However many a claim passes, it ends before a seq that rows share."""
-    monkeypatch.setattr("relay.claim._MOST_OTHERS", others)
+    monkeypatch.setattr("outbox.log.claim._MOST_OTHERS", others)
     with administration(database_url, application_name="test") as administrator:
         add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
     execute(database_url, "SELECT setval('outbox.message_seq', 1000)")

@@ -4,8 +4,8 @@ import psycopg
 import pytest
 
 from outbox.events import Event
+from outbox.log.database_retry import DatabaseRetry
 from outbox.postgres.connection import Link
-from relay.database_retry import DatabaseRetry
 from relay.events import DatabaseLost, DatabaseRecovered
 
 
@@ -17,7 +17,7 @@ async def test_waits_grow_up_to_a_limit_until_the_end_of_the_outage_is_reported_
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("relay.database_retry.asyncio.sleep", note)
+    monkeypatch.setattr("outbox.log.database_retry.asyncio.sleep", note)
     events: list[Event] = []
     retry = DatabaseRetry(events.append)
     link = Link(database_url, application_name="test")

@@ -11,6 +11,7 @@ from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.errors import DatabaseUnavailableError
 from outbox.gather import end
+from outbox.log.settle import store_settlement
 from outbox.postgres.connection import Connection, Link, Server, connect
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
@@ -23,7 +24,6 @@ from relay.events import (
 )
 from relay.oversized import OversizedRows
 from relay.publisher import Acked, Nacked
-from relay.settle import store_settlement
 from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

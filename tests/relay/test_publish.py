@@ -9,11 +9,11 @@ from typing_extensions import override
 
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Event
+from outbox.log.lanes.batch import ClaimedMessage
 from outbox.message import Message
 from relay.adaptive_batch import BatchLimit
 from relay.config import RelayConfig
 from relay.events import BatchPublished
-from relay.lanes.batch import ClaimedMessage
 from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.claimed import claimed

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from outbox.errors import DatabaseUnavailableError
+from outbox.log.settle import WRITES
 from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
 from relay.dead_letters.retry import PublishingRetrier
 from relay.events import DatabaseLost, LeaseLost, LeaseTaken
-from relay.settle import WRITES
 from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.passwords import set_password
 from tests.fixtures.proxy import Proxy

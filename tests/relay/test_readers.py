@@ -145,7 +145,7 @@ async def test_a_reader_gets_only_its_topics_and_others_dont_hold_it(
 async def test_after_many_messages_of_others_its_position_is_stored(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.claim._MOST_SKIPPED", 3)
+    monkeypatch.setattr("outbox.log.claim._MOST_SKIPPED", 3)
     add(database_url, "webhooks", "invoices")
     stored = "SELECT count(*), coalesce(sum(messages), 0) FROM outbox.position"
     publisher = ScriptedPublisher()

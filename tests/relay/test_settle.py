@@ -5,11 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox.log.lane import Extent
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress
-from outbox.log.view import ReadView
-from outbox.retry import RetryPolicy
-from relay.lanes.batch import (
+from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNTOUCHED,
@@ -17,10 +13,14 @@ from relay.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from relay.lanes.lane import Lane
+from outbox.log.lanes.lane import Lane
+from outbox.log.position import Position, Snapshot
+from outbox.log.progress import Day, Progress
+from outbox.log.settle import decide, settle
+from outbox.log.view import ReadView
+from outbox.retry import RetryPolicy
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import decide, settle
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)

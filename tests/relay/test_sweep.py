@@ -11,13 +11,14 @@ from typing_extensions import override
 
 import outbox.log.claims
 from outbox.lane import PRIORITIES, lanes_of
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.keys import LONG_AGO
+from outbox.log.lanes.lane import Lane
+from outbox.log.sweep import _find_due, sweep_lanes
 from outbox.postgres.connection import Connection, Link, conninfo
 from pillarbox import Message
 from relay.config import RelayConfig
 from relay.events import BatchSettled
-from relay.lanes.board import LaneBoard
-from relay.lanes.keys import LONG_AGO
-from relay.sweep import _find_due, sweep_lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, numbered, running, unsettled
@@ -58,8 +59,7 @@ async def test_a_batch_of_each_lane_is_found_and_more_on_request(
                 found |= set(lane.keys.due)
                 for id in list(lane.keys.due):
                     del lane.keys.due[id]
-            for lane in picked:
-                lane.found_empty()
+            Lane.found_empty(picked)
             board.put_back(picked)
             board.ask_for_due()
         sweeping.cancel()

@@ -9,11 +9,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from outbox.errors import BrokerUnavailableError
+from outbox.log.lanes.batch import ClaimedMessage
 from pillarbox import Message
 from relay.adaptive_batch import BatchLimit
 from relay.config import RelayConfig
 from relay.events import MessageDeadLettered
-from relay.lanes.batch import ClaimedMessage
 from relay.publish import publish_batch
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher

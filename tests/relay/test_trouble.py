@@ -5,10 +5,11 @@ from datetime import timedelta
 
 import pytest
 
+from outbox.log.claim import claim_batch
+from outbox.log.settle import settle, store_settlement
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
-from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
@@ -20,7 +21,6 @@ from relay.events import (
     MessageRefused,
 )
 from relay.publisher import Acked, Nacked
-from relay.settle import settle, store_settlement
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from inbox.source import Arrived
+from inbox.consuming.keeper import Held
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import subject_problem
 from outbox.errors import ConfigError, shorten
@@ -22,22 +22,10 @@ _MAX_SLUG: Final = 60
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Entry(Arrived):
-    """A delivery as it was read.
+class Entry(Held):
+    """A delivery as it was read; `place` is its sequence number in the stream."""
 
-    Attributes:
-        durable: the place of the durable that sent it.
-        place: its sequence number in the stream.
-    """
-
-    durable: str
-    place: int
     reply: str
-
-    @property
-    def key(self) -> str | None:
-        """The ordering key of the message."""
-        return self.message.key
 
 
 @dataclass(slots=True)

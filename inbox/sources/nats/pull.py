@@ -109,8 +109,9 @@ class Pulls:
                 "settled, and max_deliver prevents another delivery"
             )
         return Entry(
-            durable=durable.place,
+            at=(durable.place, sequence),
             place=int(sequence),
+            key=message.key,
             reply=got.reply,
             message=message,
             problem=problem,
@@ -128,15 +129,13 @@ class Pulls:
             await self.connection.drop(f"it ended the pull: {reason}")
 
 
-async def give_back(
-    connection: NatsConnection, entries: Iterable[tuple[Entry, float]]
+async def settle(
+    connection: NatsConnection, outcomes: Iterable[tuple[Entry, float | None]]
 ) -> None:
-    """Nack entries in order, each with its delay in seconds."""
-    for entry, delay in entries:
-        await connection.client.publish(entry.reply, nak(delay))
+    """Ack entries, or nack those with a delay in seconds, in order."""
+    for entry, delay in outcomes:
+        word = b"+ACK" if delay is None else b"-NAK"
+        if delay:
+            word = b'-NAK {"delay": %d}' % int(delay * NANOSECONDS)
+        await connection.client.publish(entry.reply, word)
     await connection.flush()
-
-
-def nak(delay: float) -> bytes:
-    """Return the word that lets JetStream deliver a message again after a delay."""
-    return b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay else b"-NAK"

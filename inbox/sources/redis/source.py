@@ -6,40 +6,29 @@ heartbeat keeps entries with the replica that holds them; other replicas take ov
 of a dead replica after `reclaim_after`.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from itertools import count
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from redis.exceptions import ResponseError
 
-from inbox.consuming.backlog import Backlog
-from inbox.consuming.outcomes import Outcomes
+from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.redis.streams import Entry, EntryId, Streams
+from inbox.sources.redis.streams import Entry, Streams
 from outbox.brokers.redis.connection import (
-    BROKEN,
     close_client,
     redis_client,
-    redis_unavailable,
+    redis_errors,
     refuse_cluster,
 )
 from outbox.brokers.redis.options import RedisOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.gather import cancellable
+from outbox.errors import ConfigError
 from outbox.retry import jittered
 
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
-
-
-class _Outcome(NamedTuple):
-    entry: Entry
-    delay: float | None
-    """How long others leave it alone, in seconds; None: it was acked."""
 
 
 class RedisSource:
@@ -76,11 +65,11 @@ class RedisSource:
             identify=self._streams.identify,
             members=lambda: list(self._streams.members),
         )
-        self._backlog: Backlog[Entry] = Backlog()
+        self._keeper: Keeper[Entry] = Keeper(
+            self._write, self._extend, pause=lambda: self._reclaim_after / _BEATS
+        )
         self._place = count()
-        self._held: dict[EntryId, int] = {}
         self._reclaim_at = 0.0
-        self._outcomes: Outcomes[_Outcome] = Outcomes(self._settle)
         self._must_read = False
 
     async def __aenter__(self) -> Self:
@@ -92,68 +81,48 @@ class RedisSource:
                 of a cluster, or a Sentinel.
         """
         try:
-            with cancellable():
+            with redis_errors(self._url):
                 await refuse_cluster(self._client, self._url)
                 await self._streams.join()
                 await self._reclaim(1)
         except BaseException as error:
             await close_client(self._client)
-            if isinstance(error, ResponseError) and "unknown command" in str(error):
-                raise ConfigError(f"broker: {error}; use Redis 6.2 or newer") from None
-            if isinstance(error, BROKEN):
-                raise redis_unavailable(self._url, error) from error
+            cause = error.__cause__
+            if isinstance(cause, ResponseError) and "unknown command" in str(cause):
+                raise ConfigError(f"broker: {cause}; use Redis 6.2 or newer") from None
             raise
-        self._outcomes.start(self._beat())
+        self._keeper.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write the acks, and return all other entries to the group."""
-        async with AsyncExitStack() as leaving:
-            leaving.push_async_callback(close_client, self._client)
-            await self._outcomes.finish(self._leave_timeout)
-            # If Redis is unavailable, other replicas take the entries over later.
-            with suppress(*BROKEN, TimeoutError):
-                async with asyncio.timeout(self._leave_timeout):
-                    with cancellable():
-                        await self._streams.leave(self._held)
+        try:
+            await self._keeper.leave(self._leave_timeout, self._give_back)
+        finally:
+            await close_client(self._client)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries and, at intervals, entries of dead replicas."""
-        await self._outcomes.check()
-        try:
+        await self._keeper.check()
+        backlog = self._keeper.backlog
+        with redis_errors(self._url):
             is_due = time.monotonic() >= self._reclaim_at and not self._must_read
-            if not self._backlog.ready and is_due:
-                with cancellable():
-                    await self._reclaim(limit)
+            if not backlog.ready and is_due:
+                await self._reclaim(limit)
                 # Entries that are handed back again and again hold up no others.
                 self._must_read = True
-            if not self._backlog.ready:
+            if not backlog.ready:
                 self._must_read = False
-                with cancellable():
-                    self._keep(await self._streams.read(limit, self._patience()))
-        except BROKEN as error:
-            raise redis_unavailable(self._url, error) from error
+                patience = min(
+                    jittered(self._poll), self._reclaim_at - time.monotonic()
+                )
+                due = backlog.seconds_until_due()
+                patience = max(0.0, patience if due is None else min(patience, due))
+                self._hold(await self._streams.read(limit, patience))
         return [
-            EntryDelivery(self, entry, entry) for entry in self._backlog.take(limit)
+            EntryDelivery(self._keeper, entry, entry)
+            for entry in self._keeper.take(limit)
         ]
-
-    def acked(self, entry: Entry) -> None:
-        """Schedule the ack of an entry."""
-        self._outcomes.add(_Outcome(entry, None))
-
-    def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Return an entry to its place in the order, or delay it."""
-        if delay is None:
-            self._backlog.add(entry)
-            return
-        entry.attempts += 1
-        self._held[entry.at] = entry.attempts
-        self._backlog.defer(entry, delay.total_seconds())
-
-    def handed_back(self, entry: Entry, delay: timedelta) -> bool:
-        """Schedule the return of an entry to the group."""
-        self._outcomes.add(_Outcome(entry, delay.total_seconds()))
-        return True
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
@@ -161,37 +130,29 @@ class RedisSource:
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval
-        self._keep(entry for entry in entries if entry.at not in self._held)
+        self._hold(entries)
 
-    def _keep(self, entries: Iterable[Entry]) -> None:
+    def _hold(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            self._held[entry.at] = entry.attempts
             entry.place = next(self._place)
-            self._backlog.add(entry)
+        self._keeper.hold(entries)
 
-    def _patience(self) -> float:
-        patience = min(jittered(self._poll), self._reclaim_at - time.monotonic())
-        due = self._backlog.seconds_until_due()
-        return max(0.0, patience if due is None else min(patience, due))
+    async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
+        with redis_errors(self._url):
+            await self._streams.acknowledge(
+                entry.at for entry, delay in outcomes if delay is None
+            )
+            await self._streams.give_back(
+                (entry.at, entry.attempts, max(0.0, self._reclaim_after - delay))
+                for entry, delay in outcomes
+                if delay is not None
+            )
 
-    async def _settle(self, outcomes: Sequence[_Outcome]) -> None:
-        acked = [entry.at for entry, delay in outcomes if delay is None]
-        try:
-            with cancellable():
-                await self._streams.acknowledge(acked)
-                await self._streams.give_back(
-                    (entry.at, entry.attempts, max(0.0, self._reclaim_after - delay))
-                    for entry, delay in outcomes
-                    if delay is not None
-                )
-        except BROKEN as error:
-            raise redis_unavailable(self._url, error) from error
-        for entry, _ in outcomes:
-            self._held.pop(entry.at, None)
+    async def _extend(self, entries: Sequence[Entry]) -> Iterable[Entry]:
+        with redis_errors(self._url):
+            lost = await self._streams.keep_alive(entry.at for entry in entries)
+        return [entry for entry in entries if entry.at in lost]
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._reclaim_after / _BEATS)
-            with cancellable(), suppress(*BROKEN, BrokerUnavailableError):
-                for lost in await self._streams.keep_alive(list(self._held)):
-                    self._held.pop(lost, None)
+    async def _give_back(self, entries: dict[Entry, float]) -> None:
+        with redis_errors(self._url):
+            await self._streams.leave({entry.at: entry.attempts for entry in entries})

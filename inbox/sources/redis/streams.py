@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
+from inbox.consuming.keeper import Held
 from inbox.consuming.rollout import begins_at_oldest
 from inbox.poison.history import Delivered
-from inbox.source import Arrived
 from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
@@ -40,23 +40,16 @@ class EntryId(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Entry(Arrived):
-    """An entry as it was read.
-
-    Attributes:
-        place: its position in the order of arrival.
-        key: None: one that waits for its retry holds back no others.
-    """
+class Entry(Held):
+    """An entry as it was read; one that waits for its retry holds back no others."""
 
     at: EntryId
-    place: int = 0
-    key: None = None
 
 
 class Streams:
     """The streams of a consumer's topics. Requires Redis 6.2.
 
-    Each method raises one of the errors in `BROKEN` if Redis is unavailable.
+    Call each method within `redis_errors`.
 
     Attributes:
         warnings, members: as of `Abilities`.
@@ -211,13 +204,14 @@ class Streams:
         """Reset the idle time of these entries; return those that the member lost."""
         lost: set[EntryId] = set()
         for stream, ids in _by_stream(held).items():
-            ours = await self._times_delivered(stream, ids)
-            lost.update(EntryId(stream, id) for id in ids if id not in ours)
-            kept: list[Any] = [id for id in ids if id in ours]
-            if kept:
-                await self._client.xclaim(
-                    stream, self._group, self._member, 0, kept, justid=True
-                )
+            with self._begun_anew():
+                ours = await self._times_delivered(stream, ids)
+                lost.update(EntryId(stream, id) for id in ids if id not in ours)
+                kept: list[Any] = [id for id in ids if id in ours]
+                if kept:
+                    await self._client.xclaim(
+                        stream, self._group, self._member, 0, kept, justid=True
+                    )
         return lost
 
     async def acknowledge(self, entries: Iterable[EntryId]) -> None:
@@ -225,10 +219,7 @@ class Streams:
         pipeline = self._client.pipeline(transaction=False)
         for stream, ids in _by_stream(entries).items():
             pipeline.xack(stream, self._group, *ids)
-        # If redis-py raised the error, its text would contain all ids.
-        for answer in await pipeline.execute(raise_on_error=False):
-            if isinstance(answer, Exception):
-                raise answer
+        await _answers(pipeline)
 
     async def leave(self, attempts: Mapping[EntryId, int]) -> None:
         """Release all entries that this member holds, and leave the groups.
@@ -236,7 +227,7 @@ class Streams:
         Args:
             attempts: the number of failed attempts, for entries that have any.
         """
-        for stream in list(self._known):
+        for stream in self._known | {at.stream for at in attempts}:
             with self._begun_anew():
                 await self._leave(stream, attempts)
 
@@ -265,7 +256,8 @@ class Streams:
                 retrycount=attempts,
                 justid=True,
             )
-        await pipeline.execute()
+        with self._begun_anew():
+            await _answers(pipeline)
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:
@@ -291,9 +283,18 @@ class Streams:
             pipeline.xpending_range(stream, self._group, id, id, 1, self._member)
         return {
             item["message_id"]: item["times_delivered"]
-            for found in await pipeline.execute()
+            for found in await _answers(pipeline)
             for item in found
         }
+
+
+async def _answers(pipeline: Any) -> Sequence[Any]:
+    # If redis-py raised the error, its text would begin with the command and all ids.
+    answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:

@@ -6,7 +6,7 @@ poll, and gets more while its polls return the maximum number of messages.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
@@ -24,23 +24,24 @@ class Polls:
 
     Args:
         hold: called with the messages of each poll.
+        news: set when a poll has ended.
         wait, visibility: SQS's wait time and visibility timeout, in seconds.
 
     Attributes:
         queues: the queues to poll.
-        news: set when messages have arrived, or a poll has failed.
     """
 
     def __init__(
         self,
-        hold: Callable[[Iterable[Received]], None],
+        hold: Callable[[Sequence[Received]], None],
+        news: asyncio.Event,
         *,
         wait: int,
         visibility: int,
     ) -> None:
         self.queues: list[SqsQueue] = []
-        self.news = asyncio.Event()
         self._hold = hold
+        self._news = news
         self._wait = wait
         self._visibility = visibility
         self._numbers = count()
@@ -89,4 +90,4 @@ class Polls:
             self._hold(received)
             wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1
             self._wanted[queue] = min(_MAX_POLLS, wanted)
-        self.news.set()
+        self._news.set()

@@ -1,5 +1,6 @@
 """The calls that receive from an Amazon SQS queue and settle its messages."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
+from inbox.consuming.keeper import Held
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Arrived
 from outbox.brokers.sqs.connection import (
     DENIED,
     MISSING,
@@ -31,24 +32,18 @@ _ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestam
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Received(Arrived):
+class Received(Held):
     """A message that this replica holds until its visibility timeout ends.
 
     Attributes:
+        at: its receipt handle.
         place: its position among the messages received; it orders a group.
         key: the queue and group of a FIFO message; None if it is unordered.
-        until: when it becomes visible to other replicas, by the monotonic clock.
         ours_until: when it reaches AWS's limit on how long a message can be held.
-        settled: whether it was acked and only has to be deleted.
     """
 
     queue: "SqsQueue"
-    handle: str
-    place: int
-    key: str | None
-    until: float
     ours_until: float
-    settled: bool = False
 
 
 class SqsQueue:
@@ -107,7 +102,7 @@ class SqsQueue:
             received.append(
                 Received(
                     queue=self,
-                    handle=found["ReceiptHandle"],
+                    at=found["ReceiptHandle"],
                     message=message,
                     history=REDELIVERED if times > 1 else FIRST_DELIVERY,
                     problem=problem,
@@ -125,26 +120,30 @@ class SqsQueue:
         return await getattr(self._client, name)(QueueUrl=self._url, Entries=entries)
 
 
-async def settle(outcomes: Mapping[Received, int | None]) -> dict[Received, str]:
+async def settle(outcomes: Mapping[Received, float | None]) -> dict[Received, str]:
     """Delete messages of any queues, or make them visible after a number of seconds.
 
-    Returns those for which that failed, each with its error code.
+    A message can't stay invisible beyond AWS's limit. Returns those for which that
+    failed, each with its error code.
     """
+    now = time.monotonic()
     groups: dict[tuple[SqsQueue, str], list[Received]] = {}
+    hidden: dict[Received, int] = {}
     for item, seconds in outcomes.items():
+        if seconds is not None:
+            hidden[item] = max(0, math.ceil(min(seconds, item.ours_until - now)))
         name = _DELETE if seconds is None else _HIDE
         groups.setdefault((item.queue, name), []).append(item)
-    now = time.monotonic()
     failed: dict[Received, str] = {}
 
     async def settle_ten(queue: SqsQueue, name: str, items: Sequence[Received]) -> None:
         entries: list[dict[str, Any]] = [
-            {"Id": str(index), "ReceiptHandle": item.handle}
+            {"Id": str(index), "ReceiptHandle": item.at}
             for index, item in enumerate(items)
         ]
         if name == _HIDE:
             for entry, item in zip(entries, items, strict=True):
-                entry["VisibilityTimeout"] = outcomes[item]
+                entry["VisibilityTimeout"] = hidden[item]
         for result in (await queue.call(name, entries)).get("Failed", ()):
             failed[items[int(result["Id"])]] = result["Code"]
 
@@ -153,9 +152,9 @@ async def settle(outcomes: Mapping[Received, int | None]) -> dict[Received, str]
         for (queue, name), items in groups.items()
         for start in range(0, len(items), MAX_RECEIVED)
     )
-    for item, seconds in outcomes.items():
-        if seconds is not None and item not in failed:
-            item.until = now + seconds
+    for item, left in hidden.items():
+        if item not in failed:
+            item.until = now + left
     return failed
 
 

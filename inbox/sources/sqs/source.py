@@ -7,16 +7,14 @@ attempts, because it says nothing about outcomes.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 from uuid import UUID
 
-from inbox.consuming.backlog import Backlog
-from inbox.consuming.outcomes import Outcomes
+from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, SqsQueue, queue_names, settle
@@ -28,12 +26,6 @@ _CONNECTIONS: Final = 32
 _BEATS: Final = 4
 # Slightly more than half the timeout, so that no heartbeat comes just too early.
 _HALF: Final = 0.55
-
-
-class _Outcome(NamedTuple):
-    item: Received
-    visible_after: int | None
-    """In seconds; None settles the message."""
 
 
 class SqsSource:
@@ -73,19 +65,21 @@ class SqsSource:
         self._answer_timeout = answer_timeout.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
         self._exit = AsyncExitStack()
-        self._client: Any = None
-        # In the order of their arrival.
-        self._held: dict[Received, None] = {}
         # In a FIFO queue, a message that waits for its retry holds back later ones of
         # its group. SQS delivers several of them together, and they can't be returned
         # in order without counting another receive. So they wait here.
-        self._backlog: Backlog[Received] = Backlog()
-        self._polls = Polls(self._hold, wait=self._wait, visibility=self._visibility)
+        self._keeper: Keeper[Received] = Keeper(
+            self._write, self._extend, pause=lambda: self._visibility / _BEATS
+        )
+        self._polls = Polls(
+            self._hold,
+            self._keeper.news,
+            wait=self._wait,
+            visibility=self._visibility,
+        )
         self.abilities = Abilities()
-        self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
-        self._changing = asyncio.Lock()
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -106,27 +100,14 @@ class SqsSource:
             ConfigError: a queue is missing, or credentials or region are missing or
                 wrong.
         """
-        try:
-            self._client = await self._exit.enter_async_context(
-                self._settings.client(
-                    "sqs",
-                    connections=_CONNECTIONS,
-                    read_timeout=self._wait + self._answer_timeout,
-                )
-            )
-            self._polls.queues = [
-                await SqsQueue.find(self._client, name, self._settings)
-                for name in self._names
-            ]
-        except BROKEN as error:
-            await self._exit.aclose()
-            if unusable := self._settings.unusable(error):
-                raise unusable from None
-            raise self._settings.unavailable(error) from error
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        self._outcomes.start(self._beat())
+        await self._settings.open(
+            self._exit,
+            self._find,
+            service="sqs",
+            connections=_CONNECTIONS,
+            read_timeout=self._wait + self._answer_timeout,
+        )
+        self._keeper.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -135,22 +116,18 @@ class SqsSource:
             leaving.push_async_callback(self._exit.aclose)
             leaving.push_async_callback(self._polls.cancel)
             # A task cancelled before its first step hasn't cleaned up.
-            leaving.push_async_callback(self._outcomes.finish, 0)
-            await asyncio.gather(
-                self._polls.stop(), self._outcomes.finish(self._leave_timeout)
-            )
-            # If AWS is unavailable, the messages become visible later.
-            with suppress(*BROKEN):
-                async with asyncio.timeout(self._leave_timeout):
-                    await self._give_back()
+            leaving.push_async_callback(self._keeper.end)
+            await self._polls.stop()
+            await self._keeper.leave(self._leave_timeout, self._give_back)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries; SQS redelivers messages that a dead replica held."""
-        await self._outcomes.check()
+        keeper = self._keeper
+        await keeper.check()
         until = time.monotonic() + self._poll_interval
         while True:
-            self._polls.news.clear()
-            taken = self._take(limit)
+            keeper.news.clear()
+            taken = keeper.take(limit)
             failure = None if taken else self._polls.take_failure()
             if failure is not None:
                 raise self._settings.unavailable(failure) from failure
@@ -158,116 +135,64 @@ class SqsSource:
                 self._polls.start(limit)
             patience = until - time.monotonic()
             if taken or patience <= 0:
-                return [self._delivery(item) for item in taken]
-            await self._backlog.wait_for(self._polls.news, patience)
+                return [EntryDelivery(self, item, item) for item in taken]
+            await keeper.backlog.wait_for(keeper.news, patience)
 
     def acked(self, item: Received) -> None:
         """Schedule the deletion of an item, within milliseconds."""
-        item.settled = True
         self._failures.pop(item.message.id, None)
-        self._outcomes.add(_Outcome(item, None))
+        self._keeper.acked(item)
 
     def nacked(self, item: Received, delay: timedelta | None) -> None:
         """Deliver an item again, at once or after the delay."""
-        if delay is not None and item.key is None:
+        if delay is not None:
             self._failures[item.message.id] = item.attempts + 1
-        if item not in self._held:
-            return  # SQS redelivers it
-        if delay is None:
-            self._backlog.add(item)
-            self._polls.news.set()
-            return
-        seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
-        if item.key is not None:
-            item.attempts += 1
-            self._backlog.defer(item, seconds)
-            self._polls.news.set()
+            delay = min(delay, timedelta(seconds=item.ours_until - time.monotonic()))
+        if delay is not None and item.key is None:
+            self._keeper.handed_back(item, delay)
         else:
-            del self._held[item]
-            self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
+            self._keeper.nacked(item, delay)
 
     def handed_back(self, item: Received, delay: timedelta) -> bool:
         """Make an item, with later ones of its group, visible after the delay."""
-        seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
-        for each in [other for other in self._held if _waits_for(other, item)]:
-            del self._held[each]
-            self._outcomes.add(_Outcome(each, max(0, math.ceil(seconds))))
+        for other in list(self._keeper.held.values()):
+            is_of_group = item.key is not None and other.key == item.key
+            if other is item or (is_of_group and other.place > item.place):
+                self._keeper.handed_back(other, delay)
         return True
 
-    def _hold(self, received: Iterable[Received]) -> None:
+    async def _find(self, client: Any) -> None:
+        self._polls.queues = [
+            await SqsQueue.find(client, name, self._settings) for name in self._names
+        ]
+
+    def _hold(self, received: Sequence[Received]) -> None:
         for item in received:
-            self._held[item] = None
-            self._backlog.add(item)
+            item.attempts = self._failures.get(item.message.id, 0)
+        self._keeper.hold(received)
 
-    def _lose(self, lost: Received) -> None:
-        """Forget a lost message, and later ones that would overtake its redelivery."""
-        self._held.pop(lost, None)
-        if lost.key is None:
-            return
-        of_key = [item for item in self._held if item.key == lost.key]
-        for item in of_key:
-            if item.place > lost.place:
-                del self._held[item]
-        if all(item.place > lost.place for item in of_key):
-            self._backlog.forget(lost.key)
-
-    def _take(self, limit: int) -> list[Received]:
-        taken: list[Received] = []
-        while items := self._backlog.take(limit - len(taken)):
-            for item in items:
-                if item in self._held and item.until <= time.monotonic():
-                    self._lose(item)
-                if item in self._held:
-                    taken.append(item)
-        return taken
-
-    def _delivery(self, item: Received) -> Delivery:
-        known = self._failures.get(item.message.id) or 0
-        item.attempts = max(item.attempts, known)
-        return EntryDelivery(self, item, item)
-
-    async def _write(self, outcomes: Sequence[_Outcome]) -> None:
-        try:
-            async with self._changing, asyncio.timeout(self._answer_timeout):
-                failed = await settle(dict(outcomes))
-        except BROKEN as error:
-            raise self._settings.unavailable(error) from error
+    async def _write(self, outcomes: Sequence[Outcome[Received]]) -> None:
+        failed = await self._settle(dict(outcomes))
         if any(map(is_busy, failed.values())):
             raise BrokerUnavailableError(
                 f"broker {self._settings.url} can't accept acknowledgements "
                 "at the moment"
             )
-        for item, seconds in outcomes:
-            if seconds is None:
-                self._held.pop(item, None)
 
-    async def _give_back(self) -> None:
-        left = dict(self._backlog.waiting())
-        await settle(
-            {
-                item: max(0, math.ceil(left.get(item, 0)))
-                for item in self._held
-                if not item.settled
-            }
-        )
+    async def _extend(self, items: Sequence[Received]) -> Iterable[Received]:
+        half = time.monotonic() + self._visibility * _HALF
+        due = [item for item in items if item.until < min(half, item.ours_until)]
+        failed = await self._settle(dict.fromkeys(due, self._visibility))
+        return [item for item, code in failed.items() if not is_busy(code)]
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._visibility / _BEATS)
-            async with self._changing:
-                half = time.monotonic() + self._visibility * _HALF
-                due: dict[Received, int | None] = {
-                    item: self._visibility
-                    for item in self._held
-                    if item.until < half and item.until < item.ours_until
-                }
-                with suppress(*BROKEN):
-                    async with asyncio.timeout(self._answer_timeout):
-                        for item, code in (await settle(due)).items():
-                            if not is_busy(code):
-                                self._lose(item)
+    async def _give_back(self, items: dict[Received, float]) -> None:
+        await self._settle(items)
 
-
-def _waits_for(item: Received, first: Received) -> bool:
-    is_later = item.key is not None and item.key == first.key
-    return item is first or (is_later and item.place > first.place and not item.settled)
+    async def _settle(
+        self, outcomes: Mapping[Received, float | None]
+    ) -> dict[Received, str]:
+        try:
+            async with asyncio.timeout(self._answer_timeout):
+                return await settle(outcomes)
+        except BROKEN as error:
+            raise self._settings.unavailable(error) from error

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from nats.errors import Error as NatsError
@@ -30,6 +30,17 @@ class ApiError(Exception):
         self.code: int = error.get("code", 0)
         self.number: int = error.get("err_code", 0)
         super().__init__(str(error.get("description", error)))
+
+
+@contextmanager
+def nats_errors(settings: NatsSettings) -> Iterator[None]:
+    """Raise `BrokerUnavailableError` if NATS is unavailable or no longer suitable."""
+    try:
+        yield
+    except ConfigError as error:
+        raise BrokerUnavailableError(str(error)) from error
+    except (NatsError, ApiError, OSError) as error:
+        raise settings.unavailable(error) from error
 
 
 def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
@@ -232,3 +243,69 @@ class NatsConnection:
             self.lost = reason
             self._on_lost(reason)
         return self.lost
+
+
+class NatsLink:
+    """The connection of a publisher or source, which is replaced once it is lost.
+
+    Args:
+        owner: its name in error messages.
+        prepare: called with each new connection before it is used.
+        on_lost, on_refusal: as of `NatsConnection`.
+    """
+
+    def __init__(
+        self,
+        settings: NatsSettings,
+        owner: str,
+        prepare: Callable[[NatsConnection], Awaitable[None]],
+        *,
+        on_lost: Callable[[BrokerUnavailableError], None],
+        on_refusal: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._closed = f"the {owner} is closed"
+        self._prepare = prepare
+        self._on_lost = on_lost
+        self._on_refusal = on_refusal
+        self._turn = asyncio.Lock()
+        self._connection: NatsConnection | None = None
+        self._is_open = False
+
+    async def open(self) -> NatsConnection:
+        """Connect, and let `connected` do so again; raises the same errors."""
+        self._is_open = True
+        return await self.connected()
+
+    async def connected(self) -> NatsConnection:
+        """Return the connection, or a new one if that is lost.
+
+        Raises:
+            BrokerUnavailableError: NATS is unreachable, or rejects the connection.
+            ConfigError: there is no JetStream, or `prepare` raised it.
+        """
+        async with self._turn:
+            if not self._is_open:
+                raise self._settings.unavailable(self._closed)
+            if self._connection is not None and self._connection.lost is None:
+                return self._connection
+            connection = NatsConnection(
+                self._settings, on_lost=self._on_lost, on_refusal=self._on_refusal
+            )
+            await connection.open()
+            try:
+                await self._prepare(connection)
+            except BaseException as error:
+                await connection.drop()
+                if isinstance(error, NatsError | ApiError):
+                    raise self._settings.unavailable(error) from error
+                raise
+            self._connection = connection
+            return connection
+
+    async def close(self) -> None:
+        """Disconnect, until `open` is called again."""
+        self._is_open = False
+        async with self._turn:
+            if self._connection is not None:
+                await self._connection.drop(self._closed)

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Connection, Redis
@@ -12,9 +14,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import cancellable
 from outbox.url import split, without_password
 
-BROKEN: Final = (RedisError, OSError)
+_BROKEN: Final = (RedisError, OSError)
 _TLS: Final = re.compile(r"(?:^|&)(ssl_[a-z_]+)=")
 _SETTINGS: Final[dict[str, Any]] = {
     "protocol": 2,
@@ -95,8 +98,17 @@ async def close_client(client: Redis) -> None:
     await asyncio.shield(client.aclose())
 
 
-def redis_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
-    """Return an error that says why Redis is unavailable."""
+@contextmanager
+def redis_errors(url: str) -> Iterator[None]:
+    """Raise `BrokerUnavailableError` if Redis is unavailable; see `cancellable`."""
+    try:
+        with cancellable():
+            yield
+    except _BROKEN as error:
+        raise _unavailable(url, error) from error
+
+
+def _unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
     if isinstance(error, AuthenticationError):
         problem = f"rejected the connection: {error}"
     elif isinstance(error, ResponseError):

@@ -2,8 +2,8 @@
 
 import io
 import re
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import unquote
@@ -148,6 +148,35 @@ class SqsSettings:
             service, config=config, **self.connection
         )
         return made
+
+    async def open(
+        self,
+        stack: AsyncExitStack,
+        first: Callable[[Any], Awaitable[object]],
+        *,
+        service: str,
+        connections: int,
+        read_timeout: float,
+    ) -> Any:
+        """Open a client, and call `first` with it; if that fails, close the stack.
+
+        Raises:
+            BrokerUnavailableError: AWS is unreachable.
+            ConfigError: the credentials or the region are missing or wrong.
+        """
+        try:
+            client = await stack.enter_async_context(
+                self.client(service, connections=connections, read_timeout=read_timeout)
+            )
+            await first(client)
+        except BaseException as error:
+            await stack.aclose()
+            if not isinstance(error, BROKEN):
+                raise
+            if unusable := self.unusable(error):
+                raise unusable from None
+            raise self.unavailable(error) from error
+        return client
 
     def name_of(self, topic: str) -> str:
         """Return the name of a topic's queue, or of its SNS topic.

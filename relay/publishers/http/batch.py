@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Confirmation, Nacked
 from relay.publishers.http.host import Host
 
@@ -21,37 +21,38 @@ class Batch:
     """Sends the messages without an answer, one at a time for each key.
 
     Args:
-        answers: one for each message of the batch, filled in as they arrive.
+        answers: those of the batch, filled in as they arrive.
         width: maximum number of concurrent requests.
     """
 
     def __init__(
         self,
-        batch: Sequence[Message],
-        answers: list[Confirmation | None],
+        answers: Answers[Confirmation],
         host: Host,
         send: Send,
         *,
         width: int,
     ) -> None:
-        self._batch = batch
+        self._batch = answers.batch
         self._answers = answers
         self._host = host
         self._send = send
         self._width = width
         self._lost: BrokerUnavailableError | None = None
-        self._refused: list[tuple[int, list[int]]] = []
+        self._refused: list[int] = []
         # The host was unavailable and has answered since, so refusals concern the
         # message.
         self._proven = False
         lines: dict[str | UUID, deque[int]] = {}
-        for i, message in enumerate(batch):
-            if answers[i] is None:
-                name = message.id if message.key is None else message.key
-                lines.setdefault(name, deque()).append(i)
+        for i in answers.left:
+            message = self._batch[i]
+            name = message.id if message.key is None else message.key
+            lines.setdefault(name, deque()).append(i)
         # Messages whose requests failed recently go last, so that others don't wait.
         self._lines = deque(
-            sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
+            sorted(
+                lines.values(), key=lambda line: host.suspects(self._batch[line[0]].id)
+            )
         )
 
     async def run(self) -> None:
@@ -68,10 +69,10 @@ class Batch:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._width, len(self._lines))):
                     group.create_task(self._carry_lines())
-        self._settle_refusals()
-        if self._lost is not None and None in self._answers:
+        self._take_back()
+        if self._answers.hold_back() and self._lost is not None:
             raise self._lost
-        for i, _ in self._refused:
+        for i in self._refused:
             self._host.forget(self._batch[i].id)
 
     async def _try_host(self) -> None:
@@ -105,24 +106,20 @@ class Batch:
 
     async def _carry_first(self, line: deque[int]) -> None:
         i = line.popleft()
-        answer = self._answers[i] = await self._send(i)
+        answer = self._answers.given[i] = await self._send(i)
         if answer is None:
             self._lose()
         elif isinstance(answer, Nacked) and not answer.permanent:
-            self._refused.append((i, list(line)))
+            self._refused.append(i)
             line.clear()
 
-    def _settle_refusals(self) -> None:
+    def _take_back(self) -> None:
         """Discard the refusals of a host that turned out to be unavailable."""
-        taken_back = self._lost is not None and not self._proven
-        for i, followers in self._refused:
-            if taken_back and not self._host.blames(self._batch[i].id):
-                self._answers[i] = None
-                continue
-            for follower in followers:
-                self._answers[follower] = Nacked(
-                    "waits for an earlier message of its key"
-                )
+        if self._lost is None or self._proven:
+            return
+        for i in self._refused:
+            if not self._host.blames(self._batch[i].id):
+                self._answers.given[i] = None
 
     def _lose(self) -> None:
         if self._lost is None:

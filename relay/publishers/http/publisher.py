@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
+from uuid import UUID
 
 import aiohttp
 
@@ -16,6 +17,7 @@ from outbox.brokers.http import HttpOptions
 from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
+from relay.answers import Answers
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.http.address import is_public, socket_maker
@@ -124,28 +126,28 @@ class HttpPublisher:
             self._settings.options.max_retry_after.total_seconds(),
         )
         options = self._settings.options
-        headers: list[Mapping[str, str]] = [{}] * len(batch)
-        answers: list[Confirmation | None] = [None] * len(batch)
-        for i, message in enumerate(batch):
+        headers: dict[UUID, Mapping[str, str]] = {}
+
+        def check(message: Message) -> Confirmation | None:
             if self._published.pop(message.id):
-                answers[i] = Acked()
-                continue
-            answers[i] = nack_too_large(message.payload, options.max_payload_bytes)
+                return Acked()
             try:
-                headers[i] = to_request(message)
+                headers[message.id] = to_request(message)
             except InvalidMessageError as error:
-                answers[i] = Nacked(str(error), permanent=True)
+                return Nacked(str(error), permanent=True)
+            return nack_too_large(message.payload, options.max_payload_bytes)
 
         async def send(i: int) -> Confirmation | None:
             async with self._slots:
-                return await mailbox.post(batch[i], headers[i])
+                return await mailbox.post(batch[i], headers[batch[i].id])
 
+        answers: Answers[Confirmation] = Answers(batch, map(check, batch))
         width = options.max_connections
-        with self._published.kept(batch, answers):
-            if None in answers:
+        with self._published.kept(answers):
+            if answers.left:
                 self._host.check_pause()
-                await Batch(batch, answers, self._host, send, width=width).run()
-        return [answer for answer in answers if answer is not None]
+                await Batch(answers, self._host, send, width=width).run()
+        return answers.complete()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()

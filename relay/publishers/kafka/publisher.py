@@ -25,6 +25,7 @@ from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.kafka.producer import Producer
 
@@ -173,24 +174,22 @@ class KafkaPublisher:
         now = asyncio.get_running_loop().time
         started, until = now(), self._until()
         records = [record_of(message) for message in batch]
-        answers: list[Confirmation | None] = [self._check(each) for each in records]
-        valid = [record for record, a in zip(records, answers, strict=True) if not a]
-        for topic in {record.topic for record in valid} - self._known:
+        answers: Answers[Confirmation] = Answers(batch, map(self._check, records))
+        for topic in {records[i].topic for i in answers.left} - self._known:
             await self._check_topic(topic, until)
-        answers = [
-            answer or self._refusal(record)
-            for record, answer in zip(records, answers, strict=True)
-        ]
+        for i in answers.left:
+            answers.given[i] = self._refusal(records[i])
         alone = False
-        while pending := _pending(records, answers):
+        while pending := answers.hold_back():
             if now() >= until:
                 # A topic may have been deleted since, or a leader have failed.
                 self._known.clear()
                 late = f"no answer within {self._timeout:g} s"
                 if self._answered_at < started:
                     raise BrokerTimeoutError(str(kafka_unavailable(self._name, late)))
-                postponed = Nacked(late, retry_after=_POSTPONED_FOR)
-                return [answer or postponed for answer in answers]
+                for i in pending:
+                    answers.give(i, Nacked(late, retry_after=_POSTPONED_FOR))
+                break
             sent = pending[:1] if alone else pending
             producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
@@ -199,17 +198,17 @@ class KafkaPublisher:
             next_alone = alone
             for i, error in zip(sent, errors, strict=True):
                 if error is None:
-                    answers[i] = Acked()
+                    answers.give(i, Acked())
                 elif error.code() in _REFUSALS:
                     if len(sent) == 1 or error.code() in _ABOUT_THE_TOPIC:
-                        answers[i] = self._refuse(records[i], error)
+                        answers.give(i, self._refuse(records[i], error))
                     next_alone = True
                 elif error.code() not in _AGAIN:
                     raise kafka_unavailable(self._name, reason_of(error))
-            if any(answers[i] for i in sent):
+            if any(answers.given[i] for i in sent):
                 self._answered_at = now()
             alone = next_alone
-        return [answer for answer in answers if answer is not None]
+        return answers.complete()
 
     def _until(self) -> float:
         return asyncio.get_running_loop().time() + self._timeout
@@ -288,20 +287,3 @@ class KafkaPublisher:
 def _leaderless(topic: Any) -> Collection[int]:
     """Return the Kafka partitions of a topic that have no leader."""
     return {number for number, each in topic.partitions.items() if each.leader < 0}
-
-
-def _pending(
-    records: Sequence[NewRecord], answers: list[Confirmation | None]
-) -> list[int]:
-    """Return the records to send; nack those behind a nacked one of their key."""
-    pending = []
-    refused: set[bytes] = set()
-    for i, record in enumerate(records):
-        answer = answers[i]
-        if answer is None and record.key in refused:
-            answers[i] = Nacked("it waits behind a refused message of its key")
-        elif answer is None:
-            pending.append(i)
-        elif isinstance(answer, Nacked) and not answer.permanent and record.key:
-            refused.add(record.key)
-    return pending

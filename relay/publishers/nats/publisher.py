@@ -19,7 +19,12 @@ from typing import Any, Final, Self, TypeAlias
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from outbox.brokers.nats.connection import ApiError, NatsConnection, publish_command
+from outbox.brokers.nats.connection import (
+    NatsConnection,
+    NatsLink,
+    nats_errors,
+    publish_command,
+)
 from outbox.brokers.nats.message import (
     encode_headers,
     header_problem,
@@ -27,8 +32,9 @@ from outbox.brokers.nats.message import (
 )
 from outbox.brokers.nats.options import NatsOptions
 from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import BrokerUnavailableError, shorten
 from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 _PONG: Final = 5
@@ -77,40 +83,6 @@ class Unanswered:
 
 
 Answer: TypeAlias = Acked | Nacked | Full | Unanswered
-
-
-class Flight:
-    """A batch in flight, and the answers received so far. For one event loop.
-
-    Attributes:
-        answers: one for each message, filled in as they arrive.
-        left: the number of answers still missing.
-        done: completes when all answers have arrived, or with the error that ended the
-            flight.
-    """
-
-    def __init__(self, batch: Sequence[Message]) -> None:
-        self.batch = batch
-        self.answers: list[Answer | None] = [None] * len(batch)
-        self.left = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def answer(self, index: int, answer: Answer) -> None:
-        """Record the answer to one message that was sent."""
-        self.answers[index] = answer
-        self.left -= 1
-        if not self.left and not self.done.done():
-            self.done.set_result(None)
-
-    def fail(self, error: BrokerUnavailableError) -> None:
-        """End the flight with an error: no more answers will arrive."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-    def close(self) -> None:
-        """Stop waiting for answers."""
-        if not self.done.cancel() and not self.done.cancelled():
-            self.done.exception()
 
 
 def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
@@ -172,12 +144,16 @@ class NatsPublisher:
         self._stream = options.stream
         self._max_payload_bytes = options.max_payload_bytes
         self._timeout = options.timeout.total_seconds()
-        self._connection: NatsConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._entered = False
+        self._link = NatsLink(
+            self._settings,
+            "publisher",
+            self._prepare,
+            on_lost=self._lost,
+            on_refusal=self._forbidden,
+        )
         self._inbox = ""
         self._tickets = count()
-        self._flights: dict[str, tuple[Flight, int]] = {}
+        self._flights: dict[str, tuple[Answers[Answer], int]] = {}
         self._acked: dict[str, tuple[float, int]] = {}
         self._silent: dict[str, tuple[float, Nacked]] = {}
 
@@ -188,8 +164,7 @@ class NatsPublisher:
             BrokerUnavailableError: NATS is unreachable, or rejects the connection.
             ConfigError: JetStream or the stream named in the URL is missing.
         """
-        self._entered = True
-        connection = await self._connected()
+        connection = await self._link.open()
         try:
             streams = await connection.streams()
         except BaseException:
@@ -208,10 +183,7 @@ class NatsPublisher:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""
-        self._entered = False
-        async with self._connecting:
-            if self._connection is not None:
-                await self._connection.drop("the publisher is closed")
+        await self._link.close()
 
     async def check(self) -> None:
         """Send PING to NATS.
@@ -219,7 +191,7 @@ class NatsPublisher:
         Raises:
             BrokerUnavailableError: NATS doesn't respond.
         """
-        connection = await self._reconnected()
+        connection = await self._connected()
         try:
             await connection.client.flush(timeout=_PONG)
         except (NatsError, OSError, TimeoutError) as error:
@@ -234,18 +206,14 @@ class NatsPublisher:
         """
         if not batch:
             return []
-        connection = await self._reconnected()
-        flight = Flight(batch)
-        outgoing = []
-        for index, message in enumerate(batch):
-            headers = self._headers(message, connection)
-            if isinstance(headers, Nacked):
-                flight.answers[index] = headers
-            else:
-                outgoing.append((index, message, headers))
-        if outgoing:
-            await self._send(flight, outgoing, connection)
-        return await self._confirmations_of(flight, connection)
+        connection = await self._connected()
+        headers = [self._headers(message, connection) for message in batch]
+        answers: Answers[Answer] = Answers(
+            batch, (each if isinstance(each, Nacked) else None for each in headers)
+        )
+        if answers.left:
+            await self._send(answers, headers, connection)
+        return await self._confirmations_of(answers, connection)
 
     def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
         if problem := subject_problem(message.topic) or header_problem(message):
@@ -268,22 +236,25 @@ class NatsPublisher:
 
     async def _send(
         self,
-        flight: Flight,
-        outgoing: Sequence[tuple[int, Message, bytes]],
+        answers: Answers[Answer],
+        headers: Sequence[bytes | Nacked],
         connection: NatsConnection,
     ) -> None:
-        tickets = [str(next(self._tickets)) for _ in outgoing]
-        flight.left = len(outgoing)
-        commands = []
-        for ticket, (index, message, headers) in zip(tickets, outgoing, strict=True):
-            self._flights[ticket] = flight, index
+        tickets, commands = [], []
+        answers.expect(answers.left)
+        for index, (message, own) in enumerate(
+            zip(answers.batch, headers, strict=True)
+        ):
+            if isinstance(own, Nacked):
+                continue
+            ticket = str(next(self._tickets))
+            tickets.append(ticket)
+            self._flights[ticket] = answers, index
             reply = self._inbox + ticket
-            commands.append(
-                publish_command(message.topic, reply, headers, message.payload)
-            )
+            commands.append(publish_command(message.topic, reply, own, message.payload))
         try:
             await connection.client.publish_all(commands)
-            await self._wait(flight, connection)
+            await self._wait(answers, connection)
         except (NatsError, OSError, TimeoutError) as error:
             reason = connection.lost or self._settings.unavailable(error)
             await connection.drop(reason)
@@ -291,22 +262,21 @@ class NatsPublisher:
         finally:
             for ticket in tickets:
                 self._flights.pop(ticket, None)
-            flight.close()
 
-    async def _wait(self, flight: Flight, connection: NatsConnection) -> None:
+    async def _wait(self, answers: Answers[Answer], connection: NatsConnection) -> None:
         """Wait until all is answered, or nothing more is although NATS responds."""
         left = -1
-        while flight.left != left:
-            left = flight.left
-            await asyncio.wait({flight.done}, timeout=self._timeout)
-            if flight.done.done():
-                flight.done.result()
+        while len(answers.missing) != left:
+            left = len(answers.missing)
+            await asyncio.wait({answers.done}, timeout=self._timeout)
+            if answers.done.done():
+                answers.done.result()
                 return
         try:
             await connection.client.flush(timeout=_PONG)
         except (NatsError, OSError, TimeoutError) as error:
             raise TimeoutError(
-                f"no answer for {self._timeout:g} s to {left} of {len(flight.batch)} "
+                f"no answer for {self._timeout:g} s to {left} of {len(answers.batch)} "
                 "messages"
             ) from error
 
@@ -314,29 +284,29 @@ class NatsPublisher:
         waiting = self._flights.pop(reply.subject[len(self._inbox) :], None)
         if waiting is None:
             return
-        flight, index = waiting
-        answer, stream = read_answer(reply, flight.batch[index])
+        answers, index = waiting
+        answer, stream = read_answer(reply, answers.batch[index])
         if isinstance(answer, Acked) and not is_duplicate(reply):
-            size = len(flight.batch[index].payload)
+            size = len(answers.batch[index].payload)
             self._acked[stream] = time.monotonic(), size
-        flight.answer(index, answer)
+        answers.give(index, answer)
 
     def _forbidden(self, text: str) -> None:
         # NATS doesn't answer forbidden messages; its error names the subject, in lower
         # case.
-        for ticket, (flight, index) in list(self._flights.items()):
-            if f'"{flight.batch[index].topic.lower()}"' in text:
+        for ticket, (answers, index) in list(self._flights.items()):
+            if f'"{answers.batch[index].topic.lower()}"' in text:
                 del self._flights[ticket]
-                flight.answer(index, Nacked(f"NATS refused it: {text}"))
+                answers.give(index, Nacked(f"NATS refused it: {text}"))
 
     async def _confirmations_of(
-        self, flight: Flight, connection: NatsConnection
+        self, answers: Answers[Answer], connection: NatsConnection
     ) -> list[Confirmation]:
         """Turn answers into confirmations, blaming the topic, stream or broker."""
         confirmations: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
-        is_some_stored = any(isinstance(it, Acked) for it in flight.answers)
-        for message, answer in zip(flight.batch, flight.answers, strict=True):
+        is_some_stored = any(isinstance(it, Acked) for it in answers.given)
+        for message, answer in zip(answers.batch, answers.given, strict=True):
             verdict: Acked | Nacked | Full
             match answer:
                 case Unanswered() | None:
@@ -361,7 +331,7 @@ class NatsPublisher:
     async def _silence(
         self, topic: str, connection: NatsConnection, *, is_late: bool
     ) -> Nacked | Full:
-        try:
+        with nats_errors(self._settings):
             if self._stream is not None and await connection.ready():
                 # This affects all messages equally, so this one isn't to blame.
                 raise self._settings.unavailable(
@@ -370,10 +340,6 @@ class NatsPublisher:
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
             if is_late and answer.get("streams"):
                 return await self._unconfirmed(topic, answer["streams"][0], connection)
-        except ConfigError as error:
-            raise BrokerUnavailableError(str(error)) from error
-        except ApiError as error:
-            raise self._settings.unavailable(error) from error
         if streams := answer.get("streams"):
             return Full(streams[0], f"stream {streams[0]!r} has no leader now")
         return Nacked(
@@ -408,34 +374,14 @@ class NatsPublisher:
             for name, (at, _) in self._acked.items()
         )
 
-    async def _reconnected(self) -> NatsConnection:
-        try:
-            return await self._connected()
-        except ConfigError as error:
-            # The configuration was valid at the start.
-            raise BrokerUnavailableError(str(error)) from error
-
     async def _connected(self) -> NatsConnection:
-        async with self._connecting:
-            if not self._entered:
-                raise self._settings.unavailable("the publisher is closed")
-            if self._connection is not None and self._connection.lost is None:
-                return self._connection
-            connection = NatsConnection(
-                self._settings, on_lost=self._lost, on_refusal=self._forbidden
-            )
-            await connection.open()
-            try:
-                self._inbox = f"{connection.client.new_inbox()}."
-                await connection.client.subscribe(f"{self._inbox}*", cb=self._on_reply)
-            except BaseException as error:
-                await connection.drop()
-                if isinstance(error, NatsError):
-                    raise self._settings.unavailable(error) from error
-                raise
-            self._connection = connection
-            return connection
+        with nats_errors(self._settings):
+            return await self._link.connected()
+
+    async def _prepare(self, connection: NatsConnection) -> None:
+        self._inbox = f"{connection.client.new_inbox()}."
+        await connection.client.subscribe(f"{self._inbox}*", cb=self._on_reply)
 
     def _lost(self, reason: BrokerUnavailableError) -> None:
-        for flight, _ in list(self._flights.values()):
-            flight.fail(reason)
+        for answers, _ in list(self._flights.values()):
+            answers.fail(reason)

@@ -12,7 +12,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from outbox.brokers.rabbitmq.amqp import AmqpConnection, Channel
 from outbox.brokers.rabbitmq.message import to_properties
 from outbox.errors import shorten
-from outbox.message import Message
+from relay.answers import Answers
 from relay.publisher import Acked, Nacked
 
 _ACKED = Acked()
@@ -30,8 +30,7 @@ class Full:
         return f"a queue for topic {shorten(self.topic)} is full or not available"
 
 
-Answer: TypeAlias = Acked | Nacked | Full | None
-"""None: RabbitMQ closed the channel without an answer."""
+Answer: TypeAlias = Acked | Nacked | Full
 
 
 class BlockedError(AMQPError):
@@ -56,7 +55,7 @@ class Confirms:
         self._mandatory = mandatory
         self._last_tag = 0
         self._confirmed_tag = 0
-        self._open: dict[int, _Batch] = {}
+        self._open: dict[int, tuple[Answers[Answer], int]] = {}
         self._unroutable: set[str | None] = set()
 
     @classmethod
@@ -95,20 +94,20 @@ class Confirms:
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
-    async def publish(self, batch: Sequence[Message], answers: list[Answer]) -> None:
-        """Publish a batch and wait for its confirms.
+    async def publish(self, answers: Answers[Answer], indexes: Sequence[int]) -> None:
+        """Publish messages of a batch and wait for their confirms.
 
-        Answers are stored as they arrive, so that an error doesn't lose those that
-        arrived before it.
+        If RabbitMQ closes the channel, some have no answer.
 
         Raises:
             BlockedError: the server accepts nothing at the moment; it may still accept
                 these messages later.
             AMQPError: this client closed the channel, or the connection is lost.
         """
-        sent = _Batch(batch, answers)
+        answers.expect(indexes)
         publish = self._channel.pika.basic_publish
-        for i, message in enumerate(batch):
+        for i in indexes:
+            message = answers.batch[i]
             try:
                 publish(
                     self._exchange,
@@ -119,20 +118,15 @@ class Confirms:
                 )
             except ValueError as error:
                 # UTF-8 can't encode a text; no part of the message was sent.
-                sent.settle(i, Nacked(f"AMQP can't carry it: {error}", permanent=True))
+                nacked = Nacked(f"AMQP can't carry it: {error}", permanent=True)
+                answers.give(i, nacked)
             else:
                 self._last_tag += 1
-                sent.tags[self._last_tag] = i
-                self._open[self._last_tag] = sent
-        if sent.tags:
-            closed, blocked = self._channel.closed, self.link.blocked
-            await asyncio.wait(
-                {sent.done, closed, blocked}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not sent.done.done() and self.refusal is None:
-                raise (
-                    closed.result() if closed.done() else BlockedError(blocked.result())
-                )
+                self._open[self._last_tag] = answers, i
+        done, closed, blocked = answers.done, self._channel.closed, self.link.blocked
+        await asyncio.wait({done, closed, blocked}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done() and self.refusal is None:
+            raise closed.result() if closed.done() else BlockedError(blocked.result())
 
     async def close(self) -> None:
         """Close the channel.
@@ -165,21 +159,20 @@ class Confirms:
             self._confirm(tag, nacked=nacked)
 
     def _confirm(self, tag: int, *, nacked: bool) -> None:
-        batch = self._open.pop(tag, None)
-        if batch is None:
+        if tag not in self._open:
             return
-        i = batch.tags[tag]
+        answers, i = self._open.pop(tag)
         if not nacked and not self._unroutable:
-            batch.settle(i, _ACKED)
+            answers.give(i, _ACKED)
             return
-        message = batch.messages[i]
+        message = answers.batch[i]
         id = str(message.id)
         unroutable = id in self._unroutable
         self._unroutable.discard(id)
         if nacked:
-            batch.settle(i, Full(message.topic))
+            answers.give(i, Full(message.topic))
         elif unroutable:
-            batch.settle(
+            answers.give(
                 i,
                 Nacked(
                     f"no queue is bound to exchange {shorten(self._exchange)} for "
@@ -187,21 +180,4 @@ class Confirms:
                 ),
             )
         else:
-            batch.settle(i, _ACKED)
-
-
-class _Batch:
-    """The answers received so far for one call."""
-
-    def __init__(self, messages: Sequence[Message], answers: list[Answer]) -> None:
-        self.messages = messages
-        self.tags: dict[int, int] = {}
-        self._answers = answers
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = len(messages)
-
-    def settle(self, i: int, answer: Answer) -> None:
-        self._answers[i] = answer
-        self._left -= 1
-        if not self._left and not self.done.done():
-            self.done.set_result(None)
+            answers.give(i, _ACKED)

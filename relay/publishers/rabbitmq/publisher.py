@@ -7,7 +7,7 @@ or if a queue with `reject-publish` is full.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Self
 
 from outbox.bounded_dict import BoundedDict
@@ -22,6 +22,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.url import without_password
+from relay.answers import Answers
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
@@ -118,29 +119,20 @@ class RabbitMQPublisher:
                 call reconnects. This publisher doesn't republish messages that were
                 acked before the error.
         """
-        answers: list[Answer] = [self._check(m) for m in batch]
-        with self._published.kept(batch, answers):
-            sent = [i for i, answer in enumerate(answers) if answer is None]
-            if sent:
-                await self._publish_all(batch, sent, answers)
-                self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
-            return [self._confirmation_of(answer) for answer in answers]
+        answers: Answers[Answer] = Answers(batch, map(self._check, batch))
+        with self._published.kept(answers):
+            if sent := answers.left:
+                await self._publish_all(answers)
+                acked = (i for i in sent if isinstance(answers.given[i], Acked))
+                for topic in dict.fromkeys(batch[i].topic for i in acked):
+                    self._acked_at[topic] = time.monotonic()
+            return [self._confirmation_of(answer) for answer in answers.complete()]
 
-    async def _publish_all(
-        self, batch: Sequence[Message], sent: Sequence[int], answers: list[Answer]
-    ) -> None:
+    async def _publish_all(self, answers: Answers[Answer]) -> None:
         try:
-            confirms = await self._connected()
-            given: list[Answer] = [None] * len(sent)
-            try:
-                await self._publish([batch[i] for i in sent], confirms, given)
-            finally:
-                for i, answer in zip(sent, given, strict=True):
-                    answers[i] = answer
-            left = [i for i in sent if answers[i] is None]
-            if left:
-                # One of them made RabbitMQ close the channel; find out which.
-                await self._publish_singly(batch, left, answers)
+            await self._publish(answers, answers.left, await self._connected())
+            # One of those left made RabbitMQ close the channel; find out which.
+            await self._publish_singly(answers)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except BlockedError as error:
@@ -149,7 +141,7 @@ class RabbitMQPublisher:
             raise rabbitmq_unavailable(self._url, error) from error
 
     async def _publish(
-        self, messages: Sequence[Message], confirms: Confirms, answers: list[Answer]
+        self, answers: Answers[Answer], indexes: Sequence[int], confirms: Confirms
     ) -> None:
         link = confirms.link
         if link.blocked.done():
@@ -157,7 +149,7 @@ class RabbitMQPublisher:
         limit = self._timeout if confirms.proven else self._patience
         try:
             async with asyncio.timeout(limit):
-                await confirms.publish(messages, answers)
+                await confirms.publish(answers, indexes)
         except TimeoutError:
             link.abort()
             if not confirms.proven:
@@ -172,30 +164,21 @@ class RabbitMQPublisher:
             raise
         self._patience = min(_FIRST_PATIENCE, self._timeout)
 
-    async def _publish_singly(
-        self, batch: Sequence[Message], left: Sequence[int], answers: list[Answer]
-    ) -> None:
+    async def _publish_singly(self, answers: Answers[Answer]) -> None:
         alone: Confirms | None = None
-        for i in left:
+        for i in answers.left:
             if alone is None or alone.closed:
                 # On a separate channel, so that no other message is blamed.
                 async with self._turn:
                     alone = await self._open_confirms()
-            given: list[Answer] = [None]
-            await self._publish([batch[i]], alone, given)
-            (answers[i],) = given
+            await self._publish(answers, [i], alone)
             why = alone.refusal
-            if answers[i] is None and why is not None:
-                answers[i] = Nacked(
-                    f"RabbitMQ refused it: {why.reply_text}",
-                    permanent=why.reply_code == PRECONDITION_FAILED,
-                )
+            if answers.given[i] is None and why is not None:
+                permanent = why.reply_code == PRECONDITION_FAILED
+                reason = f"RabbitMQ refused it: {why.reply_text}"
+                answers.give(i, Nacked(reason, permanent=permanent))
         if alone is not None and not alone.closed:
             await alone.close()
-
-    def _remember(self, acked: Iterable[Message]) -> None:
-        for topic in dict.fromkeys(message.topic for message in acked):
-            self._acked_at[topic] = time.monotonic()
 
     def _confirmation_of(self, answer: Answer) -> Confirmation:
         """Return the confirmation for an answer; raise if RabbitMQ is to blame."""
@@ -206,8 +189,6 @@ class RabbitMQPublisher:
                 if not any(t != topic and at > recently for t, at in acked_at):
                     raise self._takes_nothing(answer.reason)
                 return Nacked(f"RabbitMQ nacked it: {answer.reason}")
-            case None:
-                raise AssertionError("a message without an answer")
             case _:
                 return answer
 

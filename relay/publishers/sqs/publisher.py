@@ -15,10 +15,11 @@ from outbox.brokers.sqs.message import group_of, typed, write
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
+from relay.answers import Answers
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
-from relay.publishers.sqs.sending import WAITS, Entry, Sending, refusal_of
+from relay.publishers.sqs.sending import Entry, Sending, refusal_of
 
 _ANSWER: Final = 10.0
 # Destinations are looked up again after this time, since a limit may have changed.
@@ -67,24 +68,13 @@ class SqsPublisher:
             BrokerUnavailableError: AWS is unreachable.
             ConfigError: the credentials or the region are missing or wrong.
         """
-        try:
-            client = await self._exit.enter_async_context(
-                self._settings.client(
-                    self._settings.service,
-                    connections=self._in_flight,
-                    read_timeout=_ANSWER,
-                )
-            )
-            await self._service.connect(client)
-        except BROKEN as error:
-            await self._exit.aclose()
-            if unusable := self._settings.unusable(error):
-                raise unusable from None
-            raise self._settings.unavailable(error) from error
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        self._client = client
+        self._client = await self._settings.open(
+            self._exit,
+            self._service.connect,
+            service=self._settings.service,
+            connections=self._in_flight,
+            read_timeout=_ANSWER,
+        )
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -107,47 +97,28 @@ class SqsPublisher:
                 f"broker {self._settings.url}: the publisher is not open; "
                 "use `async with`"
             )
-        answers: list[Confirmation | None] = [None] * len(batch)
-        entries = await self._check(client, batch, answers)
+        topics = {message.topic for message in batch}
+        found = await gather(self._find(client, topic) for topic in topics)
+        places = dict(zip(topics, found, strict=True))
+        made = [self._entry(i, m, places[m.topic]) for i, m in enumerate(batch)]
+        entries = {i: each for i, each in enumerate(made) if isinstance(each, Entry)}
+        answers: Answers[Confirmation] = Answers(
+            batch, (None if isinstance(each, Entry) else each for each in made)
+        )
         sending = Sending(self._service, self._settings, self._turn, answers)
-        with self._published.kept(batch, answers):
+        with self._published.kept(answers):
             await sending.send(client, entries)
         if self._client is not client:
             raise BrokerUnavailableError(
                 f"broker {self._settings.url}: the publisher is closed"
             )
-        return [answer for answer in answers if answer is not None]
-
-    async def _check(
-        self,
-        client: Any,
-        batch: Sequence[Message],
-        answers: list[Confirmation | None],
-    ) -> list[Entry]:
-        """Answer messages that aren't to be sent; return the rest as entries."""
-        topics = {message.topic for message in batch}
-        found = await gather(self._find(client, topic) for topic in topics)
-        places = dict(zip(topics, found, strict=True))
-        entries: list[Entry] = []
-        refused: set[str | None] = set()
-        for index, message in enumerate(batch):
-            if self._published.pop(message.id):
-                made: Entry | Confirmation = Acked()
-            elif message.key in refused:
-                made = WAITS
-            else:
-                made = self._entry(index, message, places[message.topic])
-            if isinstance(made, Entry):
-                entries.append(made)
-                continue
-            answers[index] = made
-            if isinstance(made, Nacked) and not made.permanent:
-                refused |= {message.key} - {None}
-        return entries
+        return answers.complete()
 
     def _entry(
         self, index: int, message: Message, place: Destination | Nacked
-    ) -> Entry | Nacked:
+    ) -> Entry | Confirmation:
+        if self._published.pop(message.id):
+            return Acked()
         if too_large := nack_too_large(message.payload, self._max_payload_bytes):
             return too_large
         if isinstance(place, Nacked):

@@ -23,10 +23,9 @@ from outbox.brokers.sqs.connection import (
 )
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import gather
+from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Destination, Service
-
-WAITS: Final = Nacked("it waits behind a refused message of its key")
 
 _MAX_ENTRIES: Final = 10
 _FOR_EVER: Final = {
@@ -64,7 +63,7 @@ class Sending:
     Args:
         slots: acquired for each request, so that concurrent batches share the
             connections.
-        answers: one for each message of the batch, filled in as they arrive.
+        answers: those of the batch, filled in as they arrive.
     """
 
     def __init__(
@@ -72,43 +71,32 @@ class Sending:
         service: Service,
         settings: SqsSettings,
         slots: asyncio.Semaphore,
-        answers: list[Confirmation | None],
+        answers: Answers[Confirmation],
     ) -> None:
         self._service = service
         self._settings = settings
         self._slots = slots
         self._answers = answers
 
-    async def send(self, client: Any, entries: Sequence[Entry]) -> None:
-        """Send all entries.
+    async def send(self, client: Any, entries: Mapping[int, Entry]) -> None:
+        """Send the entries of all messages without an answer.
 
         Raises:
             BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
                 at the moment.
         """
-        if not self._settings.options.fifo:
-            await self._send_round(client, entries)
-            return
-        while entries:
-            first: dict[str | int, Entry] = {}
-            for entry in entries:
-                first.setdefault(entry.line, entry)
-            await self._send_round(client, list(first.values()))
-            later = [entry for entry in entries if first[entry.line] is not entry]
-            entries = []
-            for entry in later:
-                answer = self._answers[first[entry.line].index]
-                if isinstance(answer, Nacked) and not answer.permanent:
-                    self._answers[entry.index] = WAITS
-                else:
-                    entries.append(entry)
 
-    async def _send_round(self, client: Any, entries: Sequence[Entry]) -> None:
         async def run(request: Sequence[Entry]) -> None:
             async with self._slots:
                 await self._send(client, request)
 
-        await gather(run(request) for request in _requests(entries))
+        fifo = self._settings.options.fifo
+        while left := self._answers.hold_back():
+            first: dict[str | int, Entry] = {}
+            for i in left:
+                first.setdefault(entries[i].line if fifo else i, entries[i])
+            requests = _requests(list(first.values()))
+            await gather(run(request) for request in requests)
 
     async def _send(self, client: Any, request: Sequence[Entry]) -> None:
         place = request[0].place
@@ -125,7 +113,7 @@ class Sending:
                     await self._send(client, [entry])
                 return
             for entry in request:
-                self._answers[entry.index] = refusal
+                self._answers.give(entry.index, refusal)
             return
         self._read(answer, request)
 
@@ -139,12 +127,12 @@ class Sending:
             )
         for entry in request:
             id = str(entry.index)
+            given: Confirmation = Nacked("AWS gave no answer for it")
             if id in taken:
-                self._answers[entry.index] = Acked()
+                given = Acked()
             elif id in failed:
-                self._answers[entry.index] = _nacked(failed[id])
-            else:
-                self._answers[entry.index] = Nacked("AWS gave no answer for it")
+                given = _nacked(failed[id])
+            self._answers.give(entry.index, given)
 
 
 def _requests(entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -227,7 +227,10 @@ async def test_a_postponed_message_holds_back_its_key_but_not_the_host(
     for answer in answers[:6]:
         assert isinstance(answer, Nacked)
         assert answer.retry_after == timedelta(seconds=90)
-    assert answers[6:] == [Acked(), Nacked("waits for an earlier message of its key")]
+    assert answers[6:] == [
+        Acked(),
+        Nacked("it waits behind a refused message of its key"),
+    ]
 
 
 async def test_a_message_is_postponed_no_longer_than_allowed(target: Target) -> None:

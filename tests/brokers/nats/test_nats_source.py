@@ -12,6 +12,7 @@ from outbox.errors import ConfigError
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
 from tests.fixtures.nats import ask
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sources import (
     entered,
     payloads,
@@ -167,3 +168,22 @@ async def test_a_deleted_durable_is_recreated(
         await delete_durable(shared_nats.url, nats_topics)
         await publish(shared_nats.url, Message(topic, b"1"))
         assert payloads(await receive_despite_losses(consumer, 1)) == [1]
+
+
+async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
+    shared_nats: NatsServer, nats_topics: str, proxy: MakeProxy
+) -> None:
+    topic, hold = f"{nats_topics}.x", timedelta(seconds=2)
+    between, url = proxy(shared_nats.url)
+    await publish(shared_nats.url, Message(topic, b"1"))
+    async with source(url, topic, ack_wait=hold) as busy:
+        (delivery,) = await receive(busy, 1)
+        between.cut()
+        async with (
+            asyncio.timeout(60),
+            source(shared_nats.url, topic) as other,
+        ):
+            until = asyncio.get_running_loop().time() + 2 * hold.total_seconds()
+            while asyncio.get_running_loop().time() < until:
+                assert not await other.receive(limit=1)
+        await delivery.ack()

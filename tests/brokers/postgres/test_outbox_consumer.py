@@ -26,13 +26,12 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres import PostgresSource, window_lane
 from outbox.cli.main import main
 from outbox.lane import Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, Message, add
-from relay.handling import window_lane
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     NEVER,

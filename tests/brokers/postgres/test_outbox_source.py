@@ -19,6 +19,7 @@ from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.window_lane import MOST_AGAIN
 from inbox.testing.source_suite import Capabilities, SourceSuite
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader, drop_reader, list_readers
@@ -27,7 +28,6 @@ from outbox.lane import LANES, Priority, lane_of
 from outbox.message_id import uuid7
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
-from relay.handling.window_lane import MOST_AGAIN
 from relay.publishers.postgres import PostgresPublisher
 from relay.relay import Relay
 from tests.fixtures.consumers import (

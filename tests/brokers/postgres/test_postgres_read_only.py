@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from inbox.sources.postgres import PostgresSource
 from outbox.errors import BrokerUnavailableError
+from outbox.log.settle import WRITES
 from outbox.message import Message
 from outbox.testing.postgres import PostgresServer
-from relay.settle import WRITES
 from tests.fixtures.consumers import numbered
 from tests.fixtures.passwords import set_password
 from tests.fixtures.relay import insert

@@ -1,7 +1,9 @@
 """Redis Streams: all published messages arrive."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing_extensions import override
 
 from inbox.poison.history import Delivered
 from inbox.sources.redis import RedisSource
+from inbox.sources.redis.streams import Streams
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
 from pillarbox import Message
@@ -137,6 +140,90 @@ async def test_a_source_can_be_left_at_any_moment_of_its_heartbeat(
             async with source(redis_url, "orders", reclaim_after=after) as consumer:
                 await receive(consumer, 1)
                 await answer_after(0.002 + moment * 0.00005)
+
+
+async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(redis_url, *numbered(1))
+    after = timedelta(milliseconds=300)
+    async with source(redis_url, "orders", reclaim_after=after) as consumer:
+        (delivery,) = await receive(consumer, 1)
+        look, hand_over = Streams._times_delivered, Streams.give_back
+        is_written = asyncio.Event()
+
+        async def look_slowly(self: Streams, *of: Any) -> Any:
+            """Leave the time for a write between the two steps of a heartbeat."""
+            found = await look(self, *of)
+            await delivery.hand_back(after)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await is_written.wait()
+            return found
+
+        async def write(self: Streams, entries: Any) -> None:
+            await hand_over(self, entries)
+            is_written.set()
+
+        monkeypatch.setattr(Streams, "_times_delivered", look_slowly)
+        monkeypatch.setattr(Streams, "give_back", write)
+        async with asyncio.timeout(60):
+            await is_written.wait()
+        await answer_after(0.2)
+        monkeypatch.undo()
+        with SyncRedis.from_url(redis_url, protocol=2) as client:
+            held: Any = client.xpending("orders", "billing")["consumers"]
+        assert held == [{"name": b"returned", "pending": 1}]
+
+
+async def test_what_another_replica_has_settled_is_not_delivered_again(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(2))
+    after = timedelta(milliseconds=60)
+    async with source(redis_url, "orders", reclaim_after=after) as consumer:
+        one, other = await receive(consumer, 2)
+        with SyncRedis.from_url(redis_url) as client:
+            for id, _ in client.xrange("orders"):
+                client.xack("orders", "billing", id)
+        await answer_after(1)
+        await one.nack()
+        await other.nack(SOON)
+        for _ in range(5):
+            assert not await consumer.receive(limit=2)
+
+
+async def test_a_group_deleted_while_an_entry_is_handed_back_is_created_again(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(1))
+    async with source(redis_url, "orders") as consumer:
+        (delivery,) = await receive(consumer, 1)
+        with SyncRedis.from_url(redis_url) as client:
+            client.delete("orders")
+        await delivery.hand_back(timedelta(seconds=1))
+        # Long enough for the attempts after which nothing is fetched before a success.
+        await answer_after(3)
+        await publish(redis_url, *numbered(1))
+        assert payloads(await receive_despite_losses(consumer, 1)) == [0]
+
+
+async def test_a_deleted_group_ends_no_heartbeats_for_other_streams(
+    redis_url: str,
+) -> None:
+    after = timedelta(milliseconds=500)
+    async with source(redis_url, "bills", "orders", reclaim_after=after) as busy:
+        for topic in ("bills", "orders"):
+            await publish(redis_url, Message(topic, b"2"))
+            await receive(busy, 1)
+        with SyncRedis.from_url(redis_url) as client:
+            client.delete("bills")
+        async with source(redis_url, "orders", reclaim_after=after) as other:
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                assert not await other.receive(limit=1)
+    async with source(redis_url, "orders") as other:
+        assert payloads(await receive(other, 1)) == [2]
 
 
 async def test_a_deleted_stream_starts_again(redis_url: str) -> None:

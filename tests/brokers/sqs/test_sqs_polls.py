@@ -1,5 +1,6 @@
 """The polls of the SQS source, without a server."""
 
+import asyncio
 from typing import Any, cast
 
 from inbox.sources.sqs.polls import Polls
@@ -18,22 +19,23 @@ class Queue:
         return []
 
 
-async def poll(polls: Polls) -> None:
-    polls.news.clear()
+async def poll(polls: Polls, news: asyncio.Event) -> None:
+    news.clear()
     polls.start(limit=10)
-    await polls.news.wait()
+    await news.wait()
     await polls.stop()
 
 
 async def test_a_failed_poll_is_reported_once_or_until_its_queue_answers() -> None:
-    polls = Polls(lambda _: None, wait=0, visibility=30)
+    news = asyncio.Event()
+    polls = Polls(lambda _: None, news, wait=0, visibility=30)
     good, bad = Queue(), Queue()
     good.answers = True
     polls.queues = [cast(SqsQueue, bad), cast(SqsQueue, good)]
-    await poll(polls)
+    await poll(polls, news)
     assert isinstance(polls.take_failure(), LookupError)
     assert polls.take_failure() is None
-    await poll(polls)
+    await poll(polls, news)
     bad.answers = True
-    await poll(polls)
+    await poll(polls, news)
     assert polls.take_failure() is None

@@ -109,6 +109,8 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
         (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
         (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler is registered"),
         (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
+        (CONSUMER, ["--processes=0"], "--processes 0: must be at least 1"),
+        (CONSUMER, ["--processes=two"], "'--processes': 'two' is not a valid int"),
     ],
 )
 def test_an_error_at_start_prints_one_line_and_exits_with_2(

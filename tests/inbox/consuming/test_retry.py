@@ -62,8 +62,8 @@ async def test_a_message_that_used_up_the_starts_of_its_policy_is_dead_lettered(
 ) -> None:
     # As a broker counts deliveries to consumers that died.
     source = MemorySource()
-    source.return_now(Message("own", b""), 2)
-    source.return_now(Message("common", b""), 2)
+    source.add(Message("own", b""), attempts=2)
+    source.add(Message("common", b""), attempts=2)
     called: list[str] = []
 
     async def note(session: AsyncSession, message: Message) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inbox.errors import HandlerTimeoutError
-from inbox.handlers.attempt import Attempt, Questions
+from inbox.handlers.attempt import Attempt
 from inbox.handlers.calls import Call
 from inbox.handlers.registration import Registered
 from inbox.handlers.signature import Takes
@@ -39,8 +39,8 @@ def handlers(do: Callable[[Message], Any]) -> list[Any]:
 
 async def call(handler: Any, terms: Terms) -> None:
     registered = Registered(handler, Takes.ONE, terms)
-    questions, running = Questions(None), Call("", MESSAGE, None)
-    attempt = Attempt(registered, [MESSAGE], "billing", None, questions, running)
+    running = Call("", MESSAGE, None)
+    attempt = Attempt(registered, [MESSAGE], "billing", None, running)
     if asyncio.iscoroutinefunction(handler):
         await attempt.call_async(SESSION, [MESSAGE])
     else:

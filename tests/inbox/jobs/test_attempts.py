@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ async def test_the_attempts_of_the_job_count_and_not_those_of_the_delivery(
     of_job: int, of_delivery: int, database_url: str
 ) -> None:
     message, source = Message(TOPIC, b""), MemorySource()
-    source.return_later(message, of_delivery, timedelta(0))
+    source.add(message, attempts=of_delivery)
     add_job(database_url, message, attempts=of_job)
     calls: list[int] = []
 

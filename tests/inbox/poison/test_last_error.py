@@ -34,7 +34,7 @@ SUSPECTS = "SELECT starts, is_open, error_reason FROM inbox.suspect"
 
 def counted_by_the_broker(message: Message, attempts: int) -> MemorySource:
     source = MemorySource()
-    source.return_now(message, attempts)
+    source.add(message, attempts=attempts)
     return source
 
 

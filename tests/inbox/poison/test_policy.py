@@ -334,7 +334,7 @@ async def test_a_message_whose_id_no_receipt_can_have_is_dead_lettered_at_once(
 ) -> None:
     source = MemorySource()
     for id in (uuid4(), UUID(int=2**128 - 1)):
-        source.return_later(Message("orders", b"", id=id), 3, timedelta(0))
+        source.add(Message("orders", b"", id=id), attempts=3)
     async with consuming(database_url, source, accept, retry=QUICK) as events:
         await events.wait_for(MessageDeadLettered, 2)
     assert events.of(HandlerDatabaseLost) == []
@@ -360,6 +360,6 @@ async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
             # As if it had died between its commit and its ack.
-            source.return_later(message, 3, timedelta(0))
+            source.add(message, attempts=3)
             await events.wait_for(DuplicateSkipped)
     assert failures == []

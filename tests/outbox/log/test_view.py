@@ -23,7 +23,7 @@ CLAIM: dict[str, Any] = {
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize(
-    ("package", "name"), [("outbox.log", "read_view"), ("relay", "claim_batch")]
+    ("package", "name"), [("outbox.log", "read_view"), ("outbox.log", "claim_batch")]
 )
 async def test_a_view_has_an_id_above_all_open_ones_without_assigning_one(
     package: str, name: str, in_transaction: bool, database_url: str

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from outbox.log.lanes.batch import ClaimedMessage
+from outbox.log.lanes.keys import WaitingMessage
 from outbox.log.window import Place, Window
-from relay.lanes.batch import ClaimedMessage
-from relay.lanes.keys import WaitingMessage
 from relay.publisher import Confirmation
 
 if TYPE_CHECKING:
+    from inbox.sources.postgres.window_lane import WindowLane
     from outbox.message import Message
-    from relay.handling.window_lane import WindowLane
 
 NO_NUMBER: Final = -1
 """Of an entry that this process has just added."""

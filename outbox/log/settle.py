@@ -25,12 +25,7 @@ from typing import Any, Final
 from outbox.cloudevents.raw_text import storable_reason
 from outbox.limits import MAX_WAIT
 from outbox.log.lane import Advance, Extent
-from outbox.log.progress import Day
-from outbox.log.reader import LogReader
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
-from outbox.retry import RetryPolicy
-from relay.lanes.batch import (
+from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNKNOWN,
@@ -39,8 +34,13 @@ from relay.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from relay.lanes.keys import BatchKeys
-from relay.lanes.lane import Lane
+from outbox.log.lanes.keys import BatchKeys
+from outbox.log.lanes.lane import Lane
+from outbox.log.progress import Day
+from outbox.log.reader import LogReader
+from outbox.postgres.connection import Connection
+from outbox.postgres.sql_files import load
+from outbox.retry import RetryPolicy
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
@@ -283,7 +283,7 @@ async def _defer(
 ) -> dict[int, datetime]:
     rows = [row for row, _ in entries]
     cursor = await connection.execute(
-        load("relay", "defer"),
+        load("outbox.log", "defer"),
         {
             "reader": reader,
             **_log(rows),
@@ -307,7 +307,7 @@ async def _end_runs(
 ) -> None:
     rows = [row for row, _ in ended]
     await connection.execute(
-        load("relay", "end_runs"),
+        load("outbox.log", "end_runs"),
         {
             "reader": reader,
             **_log(rows),
@@ -335,7 +335,7 @@ async def move_to_dead_letters(
     """
     rows = [row for row, _ in nacked]
     await connection.execute(
-        load("relay", "move_to_dead_letters"),
+        load("outbox.log", "move_to_dead_letters"),
         {
             **_log(rows),
             "reasons": [_stored(reason) for _, reason in nacked],

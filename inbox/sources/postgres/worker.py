@@ -1,7 +1,7 @@
 """A worker whose messages are handled in its own process.
 
 It claims while handlers run, and settles what has ended, of all lanes together; see
-`relay/handling/window_lane.py`.
+`inbox/sources/postgres/window_lane.py`.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from typing import Any, Final
 
 import psycopg
 
+from inbox.sources.postgres.ahead import Searches, find_logged
+from inbox.sources.postgres.held_message import HeldMessage
+from inbox.sources.postgres.settlement import settlement_of
+from inbox.sources.postgres.window_lane import WindowLane
 from outbox.events import Event
 from outbox.gather import end
+from outbox.log.claim import claim_batch
+from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from outbox.log.lanes.batch import ClaimedBatch
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
+from outbox.log.settle import store_settlement
 from outbox.postgres.connection import Link
-from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
-from relay.handling.ahead import Searches, find_logged
-from relay.handling.held_message import HeldMessage
-from relay.handling.settlement import settlement_of
-from relay.handling.window_lane import WindowLane
-from relay.lanes.batch import ClaimedBatch
-from relay.lanes.board import LaneBoard
-from relay.lanes.lane import Lane
 from relay.publisher import Acked, Confirmation, Handling, TenantSearch
-from relay.settle import store_settlement
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""
@@ -171,7 +171,7 @@ class HandlerWorker:
             # Those with messages that were withheld are kept already.
             used = [lane for lane in windows if lane.held or lane.needs_claim]
             self._kept.update([lane for lane in used if lane.must_settle])
-            self._lanes.put_back([lane for lane in windows if lane not in self._kept])
+            self._put_back([lane for lane in windows if lane not in self._kept])
             if self._kept or self._touched:
                 self._some.set()
 
@@ -265,8 +265,12 @@ class HandlerWorker:
         self._settling.succeeded()
         done = [lane for lane in self._kept if lane.needs_claim or not lane.must_settle]
         self._kept.difference_update(done)
-        self._lanes.put_back(done)
+        self._put_back(done)
         return True
+
+    def _put_back(self, lanes: Collection[WindowLane]) -> None:
+        used = {lane for lane in lanes if lane.held or lane.stale}
+        self._lanes.put_back(lanes, used=used)
 
     async def _store(self, lanes: Iterable[WindowLane], *, is_leaving: bool) -> None:
         link, began = self._link, time.monotonic()

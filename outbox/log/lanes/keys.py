@@ -219,7 +219,6 @@ class LaneKeys:
     __slots__ = (
         "_found",
         "_moves",
-        "_reading",
         "_restarted",
         "blocked",
         "draining",
@@ -227,6 +226,7 @@ class LaneKeys:
         "due_up_to",
         "floor",
         "more_is_due",
+        "reading",
         "since",
         "top",
     )
@@ -242,7 +242,7 @@ class LaneKeys:
         self.more_is_due = False
         self._moves = 0
         self._restarted: set[str] = set()
-        self._reading: tuple[int, int] | None = None
+        self.reading: tuple[int, int] | None = None
         """Up to which entry the log was read in portions, and what was `assigned` at
         the first one."""
         self._found: set[str] = set()
@@ -250,12 +250,12 @@ class LaneKeys:
     @property
     def is_partly_read(self) -> bool:
         """Whether entries that a claim must know of may be unread."""
-        return self._reading is not None
+        return self.reading is not None
 
     @property
     def read_up_to(self) -> int:
         """The entry above which the log is to be read next."""
-        return self.floor if self._reading is None else self._reading[0]
+        return self.floor if self.reading is None else self.reading[0]
 
     @property
     def size(self) -> int:
@@ -300,13 +300,13 @@ class LaneKeys:
             assigned: an entry at or below which every one was visible, or never will
                 be.
         """
-        if self._reading is not None:
-            _, assigned = self._reading
+        if self.reading is not None:
+            _, assigned = self.reading
         if cut is not None:
-            self._reading = cut, assigned
+            self.reading = cut, assigned
             return
         self.floor = max(self.floor, assigned)
-        self._reading = None
+        self.reading = None
         # A message that was held before the entries of its key were read has blocked
         # the key, so reading them didn't show whether the key can continue.
         for key in self._found:
@@ -316,7 +316,7 @@ class LaneKeys:
     def restart_log(self) -> None:
         """Read the log from its beginning."""
         self.floor = -1
-        self._reading = None
+        self.reading = None
 
     def found_waiting(self, key: str) -> None:
         """Record that a message of a key waits, although the log is partly read."""

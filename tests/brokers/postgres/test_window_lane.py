@@ -3,16 +3,16 @@
 import time
 from typing import Any, cast
 
+from inbox.sources.postgres.held_message import Keeper
+from inbox.sources.postgres.window_lane import WindowLane
 from outbox.log.lane import Extent
+from outbox.log.lanes.batch import SCHEDULED, ClaimedMessage
+from outbox.log.lanes.keys import LogOfKey
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Progress
 from outbox.log.view import ReadView
 from outbox.message import Message
 from outbox.message_id import uuid7
-from relay.handling.held_message import Keeper
-from relay.handling.window_lane import WindowLane
-from relay.lanes.batch import SCHEDULED, ClaimedMessage
-from relay.lanes.keys import LogOfKey
 from relay.publisher import Acked
 from tests.models.waiting import DAY, NOW
 

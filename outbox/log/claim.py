@@ -15,6 +15,25 @@ from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
 from outbox.log.claims import ClaimPlan
 from outbox.log.lane import Extent
+from outbox.log.lanes.batch import (
+    BLOCKED,
+    ENDED,
+    OVERSIZED,
+    SCHEDULED,
+    UNKNOWN,
+    ClaimedBatch,
+    ClaimedMessage,
+)
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.keys import (
+    LONG_AGO,
+    Draining,
+    LaneKey,
+    LogOfKey,
+    WaitingClaim,
+    WaitingMessage,
+)
+from outbox.log.lanes.lane import Lane
 from outbox.log.takeover import Clock, RefreshNeededError
 from outbox.log.view import ReadView
 from outbox.message import Message
@@ -24,25 +43,6 @@ from outbox.postgres.connection import Connection
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load, load_numbered
 from relay.config import RelayConfig
-from relay.lanes.batch import (
-    BLOCKED,
-    ENDED,
-    OVERSIZED,
-    SCHEDULED,
-    UNKNOWN,
-    ClaimedBatch,
-    ClaimedMessage,
-)
-from relay.lanes.board import LaneBoard
-from relay.lanes.keys import (
-    LONG_AGO,
-    Draining,
-    LaneKey,
-    LogOfKey,
-    WaitingClaim,
-    WaitingMessage,
-)
-from relay.lanes.lane import Lane
 from relay.reader import read_record
 
 _MOST_SKIPPED: Final = 1000
@@ -231,7 +231,7 @@ class _Claim:
             "max_rows": most + 1 + len(self._lanes),
         }
         days = {name: parameters[name] for name in ("oldest", "newest")}
-        text, names = load_numbered("relay", "claim_batch", **days)
+        text, names = load_numbered("outbox.log", "claim_batch", **days)
         make_row = rows_of(ClaimedRow)
         cursor = psycopg.AsyncRawCursor(self._connection, row_factory=make_row)
         values = [parameters[name] for name in names]
@@ -313,7 +313,7 @@ class _Claim:
         self._board.served(reached)
         mine = {row.lane for row in rows if row.verdict != "other"}
         publishes = {row.lane for row in batch.rows}
-        empty = Extent(-1, view, is_cut=False)
+        empty, read_to_end = Extent(-1, view, is_cut=False), []
         for lane in reached:
             number, extent = lane.number, empty
             if number in reads or number == cut:
@@ -330,7 +330,8 @@ class _Claim:
                 # While others write, reading on at once would slow them down.
                 is_empty = number not in publishes
             if is_empty and not extent.is_cut:
-                lane.found_empty()
+                read_to_end.append(lane)
+        Lane.found_empty(read_to_end)
 
     async def _claim_waiting(self, most: int) -> WaitingClaim:
         """Claim messages that waited: due ones, and the next ones of draining keys."""
@@ -361,7 +362,7 @@ class _Claim:
         make_row = rows_of(WaitingMessage)
         cursor = self._connection.cursor(binary=True, row_factory=make_row)
         await cursor.execute(
-            load("relay", "find_next_of_keys"),
+            load("outbox.log", "find_next_of_keys"),
             {
                 "reader": self._reader.name,
                 "lanes": [lane.number for lane, _, _ in wanted],
@@ -393,7 +394,7 @@ class _Claim:
         cursor = self._connection.cursor(binary=True, row_factory=make_row)
         moments = [message.created_at for message in messages]
         await cursor.execute(
-            load("relay", "claim_deferred"),
+            load("outbox.log", "claim_deferred"),
             {
                 "reader": self._reader.name,
                 "ids": [message.id for message in messages],
@@ -444,7 +445,7 @@ class _Claim:
         make_row = rows_of(LogOfKey)
         cursor = self._connection.cursor(binary=True, row_factory=make_row)
         await cursor.execute(
-            load("relay", "read_deferrals"),
+            load("outbox.log", "read_deferrals"),
             {
                 "reader": self._reader.name,
                 "lanes": list(keys),
@@ -487,7 +488,7 @@ class _Claim:
                     blocked.add((message.lane, message.key))
         if unread:
             cursor = await self._connection.execute(
-                load("relay", "find_waiting_keys"),
+                load("outbox.log", "find_waiting_keys"),
                 {
                     "reader": self._reader.name,
                     "lanes": [number for number, _ in unread],

@@ -12,10 +12,10 @@ from typing import Final
 
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import PRIORITIES, Priority, lanes_of
+from outbox.log.lanes.lane import Lane
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
-from relay.lanes.lane import Lane
 
 _WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
 """How many claims each gets in a round while all of them have messages."""
@@ -75,9 +75,9 @@ class LaneBoard:
         Another process may have settled the message that blocked a key, or made a
         message below the floor ready.
         """
-        for lane in self._known.values():
-            lane.wake()
-            if refresh:
+        Lane.wake_all(self._known.values())
+        if refresh:
+            for lane in self._known.values():
                 lane.require_refresh()
         self._claim_everywhere = True
         self._update_events()
@@ -93,10 +93,9 @@ class LaneBoard:
 
     def recheck_idle(self) -> None:
         """Make one claim read all idle lanes again."""
-        for lane in self._known.values():
-            if lane.idle:
-                lane.wake()
-                self._recheck.add(lane.number)
+        idle = [lane for lane in self._known.values() if lane.idle]
+        Lane.wake_all(idle)
+        self._recheck.update([lane.number for lane in idle])
         self._update_events()
 
     def pick(self) -> Sequence[Lane]:
@@ -127,8 +126,7 @@ class LaneBoard:
         return self._picked([it for lanes in self._waiting().values() for it in lanes])
 
     def _picked(self, chosen: Sequence[Lane]) -> Sequence[Lane]:
-        for lane in chosen:
-            lane.picked()
+        Lane.picked(chosen)
         self._lease.use([lane.number for lane in chosen])
         if chosen:
             self._update_events()
@@ -181,9 +179,14 @@ class LaneBoard:
             self._lease.holds([lane.number for lane in lanes])
         )
 
-    def put_back(self, lanes: Iterable[Lane]) -> None:
-        """Make lanes available again after their batch."""
-        unused = [lane for lane in lanes if lane.put_back()]
+    def put_back(self, lanes: Collection[Lane], *, used: Collection[Lane] = ()) -> None:
+        """Make lanes available again after their batch.
+
+        Args:
+            used: those with messages in hand.
+        """
+        Lane.put_back(lanes)
+        unused = [lane for lane in lanes if lane not in used]
         known = self._known
         self._lease.leave(
             [it.number for it in unused if known.get(it.number) in {None, it}]
@@ -192,7 +195,7 @@ class LaneBoard:
 
     def keep(self, lane: Lane) -> None:
         """Let no claim pick a lane until it is put back."""
-        lane.picked()
+        Lane.picked([lane])
         self._update_events()
 
     def leave(self, lane: Lane) -> None:

@@ -26,15 +26,12 @@ from typing import Final
 
 from typing_extensions import override
 
+from inbox.sources.postgres.held_message import NO_NUMBER, HeldMessage, Keeper
+from inbox.sources.postgres.settlement import Decided, LaneSettlement, Unsettled
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import LANES
 from outbox.log.lane import Advance, Extent
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.takeover import SKEW
-from outbox.log.window import Place, Window
-from relay.handling.held_message import NO_NUMBER, HeldMessage, Keeper
-from relay.handling.settlement import Decided, LaneSettlement, Unsettled
-from relay.lanes.batch import (
+from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNKNOWN,
@@ -42,7 +39,10 @@ from relay.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from relay.lanes.lane import Lane
+from outbox.log.lanes.lane import Lane
+from outbox.log.progress import Day, Progress, Stored
+from outbox.log.takeover import SKEW
+from outbox.log.window import Place, Window
 from relay.publisher import Acked, Confirmation
 
 OPEN: Final = Disposition("open", delay=0)
@@ -148,11 +148,6 @@ class WindowLane(Lane):
         (snapshot, next_xid, *_), is_cut = extent.view, extent.is_cut
         if self.window is not None and (extent.up_to >= 0 or not is_cut):
             self.window.claimed((), extent.up_to, snapshot, next_xid, is_cut=is_cut)
-
-    @override
-    def put_back(self) -> bool:
-        self.in_flight = False
-        return not (self.held or self.stale)
 
     @override
     def settled(self, after: Progress, at: float) -> None:

@@ -2,16 +2,17 @@
 
 How far it is read is described in `outbox/log/progress.py`. Each message passes through
 one claim. If it isn't published by then, it gets an entry in the log; see
-`relay/lanes/keys.py`.
+`outbox/log/lanes/keys.py`.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from typing_extensions import override
 
 from outbox.log.lane import LogLane
+from outbox.log.lanes.keys import LaneKeys, WaitingMessage
 from outbox.log.progress import Progress
-from relay.lanes.keys import LaneKeys, WaitingMessage
 
 
 class Lane(LogLane):
@@ -75,15 +76,34 @@ class Lane(LogLane):
         self.keys.portion_read(cut, assigned)
         self.needs_refresh = self.keys.is_partly_read
 
-    def picked(self) -> None:
-        """Start a claim."""
-        self.in_flight = True
-        self.woken = False
+    # All lanes in one call, since each message wakes all of them.
 
-    def put_back(self) -> bool:
-        """End the claim; return whether no messages of the lane are in hand."""
-        self.in_flight = False
-        return True
+    @staticmethod
+    def picked(lanes: Iterable["Lane"]) -> None:
+        """Start a claim of these lanes."""
+        for lane in lanes:
+            lane.in_flight, lane.woken = True, False
+
+    @staticmethod
+    def wake_all(lanes: Iterable["Lane"]) -> None:
+        """Make lanes available to claims again."""
+        for lane in lanes:
+            lane.idle, lane.woken = False, True
+
+    @staticmethod
+    def found_empty(lanes: Iterable["Lane"]) -> None:
+        """Mark lanes as idle until they are woken, unless they were just woken."""
+        for lane in lanes:
+            keys = lane.keys
+            lane.idle = not (
+                lane.woken or keys.draining or keys.due or keys.reading is not None
+            )
+
+    @staticmethod
+    def put_back(lanes: Iterable["Lane"]) -> None:
+        """End the claim of these lanes."""
+        for lane in lanes:
+            lane.in_flight = False
 
     def release(self, message: WaitingMessage) -> None:
         """Make a message claimable again: its last claim had no outcome."""
@@ -92,13 +112,7 @@ class Lane(LogLane):
 
     def wake(self) -> None:
         """Make the lane available to claims again."""
-        self.idle = False
-        self.woken = True
-
-    def found_empty(self) -> None:
-        """Mark the lane as idle until it is woken, unless it was just woken."""
-        keys = self.keys
-        self.idle = not (self.woken or keys.draining or keys.due or keys.is_partly_read)
+        self.wake_all([self])
 
     def skip(self, messages: int) -> None:
         """Count messages of other topics."""

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
+from inbox.sources.postgres.held_message import HeldMessage
 from outbox.log.lane import Advance
-from relay.handling.held_message import HeldMessage
-from relay.lanes.batch import ClaimedMessage, Disposition
-from relay.settle import Settlement
+from outbox.log.lanes.batch import ClaimedMessage, Disposition
+from outbox.log.settle import Settlement
 
 if TYPE_CHECKING:
-    from relay.handling.window_lane import WindowLane
+    from inbox.sources.postgres.window_lane import WindowLane
 
 Decided: TypeAlias = tuple[ClaimedMessage, Disposition]
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from relay.lanes.board import LaneBoard
-from relay.lanes.lane import Lane
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
 
 
@@ -29,8 +29,7 @@ class Board(LaneBoard):
 
     def run_idle(self) -> None:
         picked = self.pick()
-        for lane in picked:
-            lane.found_empty()
+        Lane.found_empty(picked)
         self.put_back(picked)
 
 
@@ -94,8 +93,7 @@ def test_a_wake_up_during_a_claim_is_not_lost() -> None:
         lane.needs_refresh = False
 
     board.wake(refresh=True)
-    for lane in picked:
-        lane.found_empty()
+    Lane.found_empty(picked)
     board.put_back(picked)
 
     assert len(again := board.pick()) == 16
@@ -219,8 +217,7 @@ async def test_work_and_idle_return_once_their_state_is_reached() -> None:
     await working
     picked = board.pick()
     assert not drying.done()
-    for lane in picked:
-        lane.found_empty()
+    Lane.found_empty(picked)
 
     board.put_back(picked)
 

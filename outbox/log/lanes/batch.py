@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from outbox.log.lane import Extent
+from outbox.log.lanes.keys import WAITING, WaitingMessage
+from outbox.log.lanes.lane import Lane
 from outbox.message import Message
-from relay.lanes.keys import WAITING, WaitingMessage
-from relay.lanes.lane import Lane
 
 
 class ClaimedMessage(NamedTuple):

@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import psycopg
 
+from inbox.sources.postgres.held_message import HeldMessage
+from inbox.sources.postgres.window_lane import WindowLane
 from outbox.array_literal import plain_array
+from outbox.log.claim import ClaimedRow, decode_row, read_row
 from outbox.log.hidden import Floors
+from outbox.log.lanes.batch import ClaimedBatch
+from outbox.log.lanes.board import LaneBoard
 from outbox.log.view import ReadView
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
-from relay.claim import ClaimedRow, decode_row, read_row
 from relay.config import RelayConfig
-from relay.handling.held_message import HeldMessage
-from relay.handling.window_lane import WindowLane
-from relay.lanes.batch import ClaimedBatch
-from relay.lanes.board import LaneBoard
 from relay.publisher import TenantSearch, TenantsFound
 
 _MAX_READ: Final = 10_000
@@ -65,7 +65,7 @@ class Searches:
         lanes = [lane for lane in lanes if lane.top is not None]
         if not lanes:
             return (), TenantsFound()
-        cursor = await connection.execute(load("relay", "has_tenant_index"))
+        cursor = await connection.execute(load("inbox", "has_tenant_index"))
         if await cursor.fetchone() != (True,):
             self._not_before = time.monotonic() + _NO_INDEX
             return (), TenantsFound()
@@ -102,7 +102,7 @@ class Searches:
         ]
         cursor: psycopg.AsyncCursor[tuple[Any, ...]] = connection.cursor(binary=True)
         await cursor.execute(
-            load("relay", "claim_tenants"),
+            load("inbox", "claim_tenants"),
             {
                 **plan.parameters,
                 "reader": self._board.reader.name,
@@ -153,7 +153,7 @@ async def find_logged(
         return set()
     moments = [row.created_at for row in rows]
     cursor = await connection.execute(
-        load("relay", "find_logged"),
+        load("inbox", "find_logged"),
         {
             "reader": reader,
             "ids": [row.id for row in rows],

@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import Final
 
 from outbox.events import Event
+from outbox.log.claim import since_of
+from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.keys import WaitingMessage
 from outbox.postgres.connection import Link
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load
-from relay.claim import since_of
 from relay.config import RelayConfig
-from relay.database_retry import DATABASE_ERRORS, DatabaseRetry
-from relay.lanes.board import LaneBoard
-from relay.lanes.keys import WaitingMessage
 
 _LAST_ENTRY: Final = 2**63 - 1
 
@@ -65,7 +65,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         # Do it even without lanes: an outage ends the leases and must be reported.
         cursor = connection.cursor(row_factory=rows_of(WaitingMessage))
         await cursor.execute(
-            load("relay", "find_due"),
+            load("outbox.log", "find_due"),
             {
                 "reader": board.reader.name,
                 "lanes": [lane.number for lane in lanes],
