@@ -136,7 +136,7 @@ def test_a_topic_in_a_command_is_one_word(
         ["bash", "-c", command], capture_output=True, text=True, check=True
     )
     topic = f"x; touch {made} #\\ntouch {made}"
-    assert f"--topic.{topic}.--from-oldest" in done.stdout
+    assert f"--from-oldest.--topic.{topic}." in done.stdout
     assert not made.exists()
 
 
