@@ -16,12 +16,13 @@ from outbox.lane import Priority, lanes_of
 from outbox.log.claim import claim_batch
 from outbox.log.lanes.board import LaneBoard
 from outbox.log.lanes.lane import Lane
-from outbox.log.settle import Settlement, settle, store_settlement
+from outbox.log.process import SETTINGS
+from outbox.log.settle import Settlement, store_settlement
 from outbox.postgres.connection import connect, conninfo
 from outbox.postgres.lease import Lease
 from relay.config import RelayConfig
 from relay.publisher import Acked
-from relay.relay import WORKER_SETTINGS
+from relay.settle import settle
 
 CONFIG = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))
@@ -59,7 +60,7 @@ class LiveBatch:
         self._runner = asyncio.Runner()
         self._session = psycopg.connect(conninfo(url), autocommit=True)
         self._connection = self._runner.run(
-            connect(url, application_name="benchmark", settings=WORKER_SETTINGS)
+            connect(url, application_name="benchmark", settings=SETTINGS)
         )
         self._lease = Lease(
             url,

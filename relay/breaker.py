@@ -10,7 +10,7 @@ from outbox.errors import BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.log.lanes.board import LaneBoard
 from relay.events import BrokerLost, BrokerRecovered
-from relay.publisher import Checkable, Handling, Publisher
+from relay.publisher import Checkable, Publisher
 
 _FIRST: Final = 0.2
 _CAP: Final = 15.0
@@ -65,7 +65,7 @@ class Breaker:
 
 
 async def check_broker(
-    publisher: Publisher | Handling,
+    publisher: Publisher,
     board: LaneBoard,
     breaker: Breaker,
     seconds: float,

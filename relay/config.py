@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
-from outbox.payload.payload_codec import PayloadCodec
+from typing_extensions import override
+
+from outbox.log.config import ReadingConfig
 from outbox.retry import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayConfig:
+class RelayConfig(ReadingConfig):
     """The settings of a relay; the defaults suit most uses.
 
     Attributes:
@@ -36,19 +36,10 @@ class RelayConfig:
             as stored.
     """
 
-    batch_size: int = 500
-    max_batch_bytes: int = 8 * 1024 * 1024
-    max_payload_bytes: int = 8 * 1024 * 1024
-    concurrency: int = 3
-    lease: timedelta = timedelta(seconds=10)
-    poll_interval: timedelta = timedelta(seconds=1)
-    sweep_interval: timedelta = timedelta(seconds=5)
     broker_check_interval: timedelta = timedelta(seconds=10)
     publish_timeout: timedelta = timedelta(seconds=30)
-    drain: timedelta = timedelta(seconds=20)
     strict_order: bool = False
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    codec: PayloadCodec | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -59,23 +50,8 @@ class RelayConfig:
         largest = max(self.max_batch_bytes, self.max_payload_bytes)
         return 64 * 1024 * 1024 + self.concurrency * 5 * largest
 
+    @override
     def __post_init__(self) -> None:
         """Check the values."""
-        for name in (
-            "batch_size",
-            "max_batch_bytes",
-            "max_payload_bytes",
-            "concurrency",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        for name in (
-            "poll_interval",
-            "sweep_interval",
-            "broker_check_interval",
-            "publish_timeout",
-            "drain",
-        ):
-            if getattr(self, name) <= timedelta(0):
-                given = exact_duration(getattr(self, name))
-                raise ConfigError(f"{name}={given}: must be above 0s")
+        ReadingConfig.__post_init__(self)
+        self.check_times("broker_check_interval", "publish_timeout")

@@ -4,12 +4,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Self
 from uuid import UUID
 
-from outbox.errors import message_of
 from outbox.events import Event, ProcessFailed
-from outbox.postgres.remedy import remedy_of
+from outbox.log.events import BrokerDiffers as BrokerDiffers
+from outbox.log.events import BrokerMatches as BrokerMatches
+from outbox.log.events import DatabaseLost as DatabaseLost
+from outbox.log.events import DatabaseRecovered as DatabaseRecovered
+from outbox.log.events import LanesFree as LanesFree
+from outbox.log.events import LanesWithheld as LanesWithheld
+from outbox.log.events import LeaseLost as LeaseLost
+from outbox.log.events import LeaseTaken as LeaseTaken
+from outbox.log.events import ReaderDropped as ReaderDropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,59 +67,6 @@ class RelayActive(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTaken(Event):
-    """The relay leased lanes."""
-
-    lanes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseLost(Event):
-    """The relay released lanes, or the server ended its lease."""
-
-    lanes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanesWithheld(Event):
-    """Sessions that aren't relays hold lane locks, so messages of these lanes wait.
-
-    Attributes:
-        holders: these sessions, with process id, role and application.
-        remedy: how to end them.
-    """
-
-    level = logging.WARNING
-    waits_for = "lanes"
-    holders: tuple[str, ...]
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanesFree(Event):
-    """No foreign session keeps this relay from leasing its lanes any longer."""
-
-    ends = (LanesWithheld,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerDiffers(Event):
-    """Other relays of this database publish elsewhere, so this one holds no lanes.
-
-    Attributes:
-        broker: where this relay would publish.
-        recorded: where relays of this database publish.
-        remedy: how to switch.
-    """
-
-    level = logging.WARNING
-    waits_for = "the recorded broker, which is another one, to be switched"
-    broker: str
-    recorded: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderAdded(Event):
     """The relay is the first one of the reader `main`, and has added it.
 
@@ -126,25 +79,6 @@ class ReaderAdded(Event):
     reader: str
     messages: str
     oldest: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderDropped(Event):
-    """The reader of this relay was dropped, so it holds no lanes: stop it."""
-
-    level = logging.WARNING
-    waits_for = "nothing: its reader was dropped"
-    advice = "stop this relay; pillarbox readers list shows the readers that are left"
-    reader: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerMatches(Event):
-    """The recorded broker was switched to the one of this relay, which takes lanes."""
-
-    ends = (BrokerDiffers, ReaderDropped)
-
-    broker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,33 +202,3 @@ class BrokerRecovered(Event):
     """The broker accepts messages again."""
 
     ends = (BrokerLost,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseLost(Event):
-    """A connection to PostgreSQL broke; it is reopened after the delay.
-
-    Attributes:
-        reason: the error.
-        remedy: what to do, chosen by the error's SQLSTATE.
-        seconds: the delay.
-    """
-
-    about = ()
-    lasting_level = logging.WARNING
-    waits_for = "database"
-    reason: str
-    remedy: str
-    seconds: float
-
-    @classmethod
-    def of(cls, error: BaseException, seconds: float) -> Self:
-        """Create the event for an error."""
-        return cls(reason=message_of(error), remedy=remedy_of(error), seconds=seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseRecovered(Event):
-    """A broken connection was replaced."""
-
-    ends = (DatabaseLost,)

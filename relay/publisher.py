@@ -1,9 +1,9 @@
 """The contract between the relay and a broker."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from datetime import timedelta
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from outbox.message import Message
 
@@ -22,14 +22,11 @@ class Nacked:
         permanent: no later attempt can succeed, so the message isn't retried.
         retry_after: the message wasn't refused but postponed: it is retried after
             this long, and no attempt is counted, however often that happens.
-        is_attempt: a handler has failed, so an attempt is counted although it was
-            postponed. Not for publishers.
     """
 
     reason: str
     permanent: bool = False
     retry_after: timedelta | None = None
-    is_attempt: bool = False
 
 
 Confirmation: TypeAlias = Acked | Nacked
@@ -114,102 +111,6 @@ class Appending(Protocol):
 
     appends_to: str | None
     """That outbox, as `identify_outbox` names it, once it is entered; None for none."""
-
-
-class Handed(Protocol):
-    """A message for a handler in the relay's own process. For one event loop."""
-
-    @property
-    def message(self) -> Message:
-        """The message, as far as it could be read."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why it can't be handled as a message; None if it can."""
-
-    @property
-    def attempts(self) -> int:
-        """How often it has failed."""
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was added."""
-
-    @property
-    def place(self) -> tuple[int, datetime]:
-        """Its seq and when it was added: lower ones of its key go first."""
-
-    @property
-    def leased(self) -> tuple[int, datetime | None]:
-        """Its lane, and when this process took that, by the database's clock."""
-
-    def begin(self) -> bool:
-        """Return whether it may be started; otherwise it has another owner by now."""
-
-    def end(self, answer: Confirmation | None) -> None:
-        """Record its outcome, once; None: it was not started.
-
-        A `Nacked` must say when the message is retried.
-        """
-
-
-class TenantSearch(NamedTuple):
-    """Which tenants' messages to look for that lie behind those of others.
-
-    Attributes:
-        known: tenants to skip.
-        after: the tenant after which to begin.
-        max_steps: the maximum number of tenants to skip or find.
-        rows_each: the maximum number of messages of each tenant.
-    """
-
-    known: Collection[str]
-    after: str
-    max_steps: int
-    rows_each: int
-
-
-class TenantsFound(NamedTuple):
-    """What a search has found.
-
-    Attributes:
-        steps: the tenants that it has skipped or found, in order.
-        tenants: those of its messages.
-        is_cut: whether it has reached its limit of messages or bytes.
-    """
-
-    steps: Sequence[str] = ()
-    tenants: Sequence[str] = ()
-    is_cut: bool = False
-
-
-@runtime_checkable
-class Handling(Protocol):
-    """What a relay hands messages to if their handlers are in its own process."""
-
-    async def __aenter__(self) -> Self:
-        """Begin."""
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """End."""
-
-    async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
-        """Wait until more messages are wanted: the next ones, or those of tenants."""
-
-    def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
-        """Record a claim of the next messages: their tenants, and whether more wait."""
-
-    def searched(self, found: TenantsFound) -> None:
-        """Record a search for tenants."""
-
-    def hand_over(self, messages: Sequence[Handed]) -> None:
-        """Take messages, those of a key in order."""
-
-    def take_back(self, message: Handed) -> None:
-        """Take a message again that was not started, ahead of others of its key."""
-
-    def withdraw(self, unwanted: Callable[[Handed], bool]) -> Sequence[Handed]:
-        """Remove and return the unwanted messages that were not started, in order."""
 
 
 @runtime_checkable

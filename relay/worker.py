@@ -13,7 +13,7 @@ from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
 from outbox.log.lanes.batch import ClaimedBatch
 from outbox.log.lanes.board import LaneBoard
 from outbox.log.lanes.lane import Lane
-from outbox.log.settle import Settlement, settle, store_settlement
+from outbox.log.settle import Settlement, store_settlement
 from outbox.postgres.connection import Connection, Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
@@ -27,6 +27,7 @@ from relay.events import (
 from relay.oversized import OversizedRows
 from relay.publish import Answer, publish_batch
 from relay.publisher import Acked, InDatabase, Publisher
+from relay.settle import settle
 
 _Session: TypeAlias = tuple[Link, Connection]
 """Where a batch was claimed, with the lock of its link."""

@@ -19,6 +19,7 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.administration.size import write_size
 from outbox.brokers.options import DIRECT, identity_of
 from outbox.errors import ConfigError
+from outbox.log.registration import subscribe_statement
 from outbox.observability.measures.reading import limit
 from outbox.postgres.sql_files import load
 
@@ -178,7 +179,7 @@ def add_reader(
         "from_oldest": from_oldest,
         "role": role,
     }
-    statement = load("outbox", "subscribe")
+    statement = subscribe_statement()
     try:
         ((is_added,),) = connection.execute(statement, parameters)
         if is_added:

@@ -14,6 +14,7 @@ from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
 from outbox.log.claims import ClaimPlan
+from outbox.log.config import ReadingConfig
 from outbox.log.lane import Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
@@ -34,6 +35,7 @@ from outbox.log.lanes.keys import (
     WaitingMessage,
 )
 from outbox.log.lanes.lane import Lane
+from outbox.log.registration import read_record
 from outbox.log.takeover import Clock, RefreshNeededError
 from outbox.log.view import ReadView
 from outbox.message import Message
@@ -42,8 +44,6 @@ from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.postgres.connection import Connection
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load, load_numbered
-from relay.config import RelayConfig
-from relay.reader import read_record
 
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.
@@ -100,7 +100,10 @@ class ClaimedRow(NamedTuple):
 
 
 async def claim_batch(
-    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
+    connection: Connection,
+    board: LaneBoard,
+    lanes: Sequence[Lane],
+    config: ReadingConfig,
 ) -> ClaimedBatch:
     """Read the next messages of these lanes.
 
@@ -132,7 +135,7 @@ class _Claim:
         connection: Connection,
         board: LaneBoard,
         lanes: Sequence[Lane],
-        config: RelayConfig,
+        config: ReadingConfig,
     ) -> None:
         self._connection = connection
         self._board = board
@@ -557,7 +560,7 @@ def _unread(message: WaitingMessage) -> ClaimedMessage:
 
 
 def read_row(
-    row: ClaimedRow, config: RelayConfig, waiting: WaitingMessage | None = None
+    row: ClaimedRow, config: ReadingConfig, waiting: WaitingMessage | None = None
 ) -> ClaimedMessage:
     """Return the message of a row, or the problem with it."""
     message = problem = None

@@ -8,7 +8,7 @@ import psycopg
 
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
-from relay.events import DatabaseLost, DatabaseRecovered
+from outbox.log.events import DatabaseLost, DatabaseRecovered
 
 DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
 # Short at first: if the server restarted, only the connection is stale.

@@ -1,29 +1,8 @@
 """A reader of a log: its takeovers, claims and settlements."""
 
-from typing import Final
-
 from outbox.log.claims import Claims
 from outbox.log.settlements import Settlements
 from outbox.log.takeover import Takeover
-
-CLAIM_SETTINGS: Final = {
-    # If a server crash loses a settlement, its messages are published or delivered
-    # again, which at-least-once delivery allows, so settling doesn't wait for the disk.
-    "synchronous_commit": "off",
-    # Otherwise each connection makes a generic plan for all partitions, which costs
-    # more than a custom plan for the days of the batch: with 90 partitions, 21 ms to
-    # settle and 15 ms to claim, compared with 1.6 ms each with 8.
-    "plan_cache_mode": "force_custom_plan",
-    # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
-    # and sorts it, although the index returns the rows in order: 5 ms for 500 rows
-    # instead of 2. Without statistics the same happens to longer lanes.
-    "enable_sort": "off",
-    # Otherwise the estimates, which assume full hash tables, make the server
-    # JIT-compile each claim, which takes longer than the claim itself: with 90
-    # partitions, the one that checks the database at startup took 2 s.
-    "jit": "off",
-}
-"""Those of a session that claims or settles."""
 
 
 class LogReader:

@@ -8,19 +8,19 @@ from typing import Final
 
 from outbox.events import Event
 from outbox.log.claim import since_of
+from outbox.log.config import ReadingConfig
 from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
 from outbox.log.lanes.board import LaneBoard
 from outbox.log.lanes.keys import WaitingMessage
 from outbox.postgres.connection import Link
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load
-from relay.config import RelayConfig
 
 _LAST_ENTRY: Final = 2**63 - 1
 
 
 async def sweep_lanes(
-    board: LaneBoard, link: Link, config: RelayConfig, notify: Callable[[Event], None]
+    board: LaneBoard, link: Link, config: ReadingConfig, notify: Callable[[Event], None]
 ) -> None:
     """Find due messages and request sweeps, until cancelled.
 

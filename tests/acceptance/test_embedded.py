@@ -165,7 +165,7 @@ async def test_an_end_before_that_of_the_block_is_reported_and_can_be_asked(
         raise RuntimeError("a bug")
 
     broken = asyncio.Event()
-    monkeypatch.setattr("relay.relay.sweep_lanes", sweep)
+    monkeypatch.setattr("outbox.log.process.sweep_lanes", sweep)
     events = RecordedEvents()
     health = Health(RelayStarted if side == "relay" else ConsumerStarted)
     with pytest.raises((RuntimeError, OutboxError, ExceptionGroup)):  # noqa: PT012 (of the block)

@@ -16,12 +16,11 @@ killed or lost the lane, nothing is handled twice.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
+from inbox.sources.postgres.handover import Handover
 from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.outbox_source import _Handover
 from inbox.sources.postgres.settlement import LaneSettlement, settlement_of
 from inbox.sources.postgres.window_lane import WindowLane
 from inbox.sources.postgres.worker import HandlerWorker
@@ -32,6 +31,7 @@ from outbox.log.lanes.batch import (
     SCHEDULED,
     ClaimedBatch,
     ClaimedMessage,
+    Disposition,
 )
 from outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
 from outbox.log.position import Position, Snapshot
@@ -41,7 +41,6 @@ from outbox.log.view import ReadView
 from outbox.log.window import Window
 from outbox.message import Message
 from relay.config import RelayConfig
-from relay.publisher import Acked, Confirmation, Nacked
 from tests.models.explore import BrokenPromiseError
 from tests.models.waiting import (
     DAY,
@@ -55,10 +54,9 @@ from tests.models.waiting import (
     _open,
 )
 
-_REFUSED: Final = Nacked("no", retry_after=timedelta(seconds=1), is_attempt=True)
-_ANSWERS: Final[dict[str, Confirmation | None]] = {
-    "is handled": Acked(),
-    "fails": _REFUSED,
+_OUTCOMES: Final[dict[str, Disposition | None]] = {
+    "is handled": PUBLISHED,
+    "fails": Disposition("refused", "no", delay=1.0, charge=1),
     "is given back": None,
 }
 _AT_ONCE, _LATER, _MUCH_LATER = 0.0, 1.0, 1000.0
@@ -193,7 +191,7 @@ class Running:
 
     def __init__(self, kind: type[WindowLane]) -> None:
         self.board = _Board()
-        self.handover = _Handover(100)
+        self.handover = Handover(100)
         self.worker = HandlerWorker(
             cast("Any", None),
             cast("Any", self.board),
@@ -472,7 +470,7 @@ class HandlersModel:
             return
         (held,) = (it for it in running.received if _hand(running, it) == hand)
         running.received.remove(held)
-        held.end(_ANSWERS[what])
+        held.end(_OUTCOMES[what])
         if what != "is handled" and held.row.key is not None:
             # Those in its line.
             line = [it for it in running.received if it.row.key == held.row.key]
@@ -756,7 +754,7 @@ def _freeze(running: Running, scanned: frozenset[int] = frozenset()) -> Process:
     line = [it for one in running.handover.ready._lines.values() for it in one]
     return Process(
         frozen,
-        tuple(_hand(running, cast("HeldMessage", it)) for it in line),
+        tuple(_hand(running, it) for it in line),
         tuple(_hand(running, it) for it in running.received),
         lane in running.worker._kept,
         # What was found is forgotten with the lane's keys.

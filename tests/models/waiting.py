@@ -37,10 +37,11 @@ from outbox.log.lanes.keys import (
 from outbox.log.lanes.lane import Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored
-from outbox.log.settle import Settlement, settle
+from outbox.log.settle import Settlement
 from outbox.log.view import ReadView
 from outbox.retry import RetryPolicy
 from relay.publisher import Acked, Nacked
+from relay.settle import settle
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from outbox.log.process import SETTINGS
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
-from relay.relay import WORKER_SETTINGS
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 
@@ -223,7 +223,7 @@ def explaining(url: str) -> Iterator[Explain]:
 
     The statement has the settings of a relay's connections, and is rolled back.
     """
-    with executed_plans(url, "pillarbox_relay", WORKER_SETTINGS) as execute:
+    with executed_plans(url, "pillarbox_relay", SETTINGS) as execute:
         with psycopg.connect(url) as connection:
             parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
 

@@ -1,23 +1,28 @@
 """Claims: concurrent settlement, late commits, open transactions, large headers."""
 
+import sys
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
 import outbox.log.claim
+from inbox.sources.postgres.window_lane import WindowLane
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.log.claim import claim_batch
 from outbox.log.lanes.batch import ClaimedBatch
 from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
+from outbox.log.process import SETTINGS
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
 from pillarbox import Message, uuid7
 from relay.config import RelayConfig
 from relay.reader import RelayReader
-from relay.relay import WORKER_SETTINGS
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
@@ -77,7 +82,7 @@ async def test_claims_of_a_day_share_one_plan_and_other_statements_have_none(
     async with await connect(
         database_url,
         application_name="test",
-        settings=WORKER_SETTINGS,
+        settings=SETTINGS,
         prepare_threshold=NOT_PREPARED,
     ) as connection:
         for _ in range(20):
@@ -90,6 +95,35 @@ async def test_claims_of_a_day_share_one_plan_and_other_statements_have_none(
     # PostgreSQL plans the first five for their parameters.
     assert sum(generic for generic, _ in found) >= 10, found
     assert prepared == (len(found),)
+
+
+@pytest.mark.parametrize("kind", [Lane, WindowLane])
+async def test_each_idle_lane_costs_a_claim_at_most_eight_calls_of_python(
+    kind: type[Lane], database_url: str
+) -> None:
+    # Each message that comes alone costs a claim of all lanes.
+    none: Any = {}
+    calls: Counter[int] = Counter()
+    async with await connect(database_url, application_name="test") as connection:
+        for lanes in (16, 48):
+            board = LaneBoard(HeldLease(range(lanes)), 1)
+            if kind is WindowLane:
+                board.make_lane = lambda number: WindowLane(number, none, none)
+            board.take(range(lanes))
+            assert not (await claim(connection, board)).rows
+
+            def called(_: object, event: str, __: object, lanes: int = lanes) -> None:
+                calls[lanes] += event == "call"
+
+            sys.setprofile(called)
+            try:
+                board.wake()
+                await claim(connection, board)
+            finally:
+                sys.setprofile(None)
+
+    # Waiting for the server can take some more.
+    assert (calls[48] - calls[16]) / 32 < 9
 
 
 async def test_a_relay_that_takes_over_starts_at_the_position(
@@ -252,17 +286,16 @@ async def test_once_a_relay_sees_a_new_topic_it_claims_what_its_lanes_have_passe
     with administration(url, application_name="test") as administrator:
         add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
     board = board_of_all_lanes("invoices")
-    reader = RelayReader(
-        "invoices", "redis://b", ScriptedPublisher(), on_topics=board.take_over
-    )
+    reader = RelayReader("invoices", "redis://b", ScriptedPublisher())
+    reader.on_topics = board.take_over
     async with await connect(url, application_name="test") as connection:
-        assert await reader.may_publish(connection)
+        assert await reader.may_read(connection)
         insert(url, Message("orders", b"", key="k"))
         assert (await claim(connection, board)).rows == []
         execute(url, SUBSCRIBE)
         board.wake(refresh=True)
         assert (await claim(connection, board)).rows == []
-        assert await reader.may_publish(connection)
+        assert await reader.may_read(connection)
         batch = await claim(connection, board)
     assert [row.topic for row in batch.rows] == ["orders"]
 

@@ -183,7 +183,7 @@ async def test_a_lane_is_taken_over_although_a_lost_session_has_found_nothing_fo
         await relay.events.wait_for(LeaseTaken, count=3)
         insert(database_url, Message("lost", b"", key="k"))
         ((number,),) = execute(database_url, "SELECT lane FROM outbox.message")
-        lane = relay.relay._lanes.find(number)
+        lane = relay.relay._process.lanes.find(number)
         assert lane is not None
         await asyncio.to_thread(wait_for, "the claim", lambda: lane.skipped)
         for part in ("worker", "sweep"):

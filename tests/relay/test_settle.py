@@ -16,11 +16,11 @@ from outbox.log.lanes.batch import (
 from outbox.log.lanes.lane import Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
-from outbox.log.settle import decide, settle
 from outbox.log.view import ReadView
 from outbox.retry import RetryPolicy
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
+from relay.settle import decide, settle
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)

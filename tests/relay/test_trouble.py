@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from outbox.log.claim import claim_batch
-from outbox.log.settle import settle, store_settlement
+from outbox.log.settle import store_settlement
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
@@ -21,6 +21,7 @@ from relay.events import (
     MessageRefused,
 )
 from relay.publisher import Acked, Nacked
+from relay.settle import settle
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

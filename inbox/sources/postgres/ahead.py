@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import psycopg
 
+from inbox.sources.postgres.handover import TenantSearch, TenantsFound
 from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.window_lane import WindowLane
 from outbox.array_literal import plain_array
 from outbox.log.claim import ClaimedRow, decode_row, read_row
+from outbox.log.config import ReadingConfig
 from outbox.log.hidden import Floors
 from outbox.log.lanes.batch import ClaimedBatch
 from outbox.log.lanes.board import LaneBoard
 from outbox.log.view import ReadView
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
-from relay.config import RelayConfig
-from relay.publisher import TenantSearch, TenantsFound
 
 _MAX_READ: Final = 10_000
 """How many messages of a tenant and lane are read, whatever their topics."""
@@ -40,7 +40,7 @@ _NO_INDEX: Final = 10.0
 class Searches:
     """The searches for tenants of one process."""
 
-    def __init__(self, board: LaneBoard, config: RelayConfig) -> None:
+    def __init__(self, board: LaneBoard, config: ReadingConfig) -> None:
         self._board = board
         self._config = config
         self._floors = Floors()

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from outbox.log.lanes.batch import ClaimedMessage
+from outbox.log.lanes.batch import ClaimedMessage, Disposition
 from outbox.log.lanes.keys import WaitingMessage
 from outbox.log.window import Place, Window
-from relay.publisher import Confirmation
 
 if TYPE_CHECKING:
     from inbox.sources.postgres.window_lane import WindowLane
@@ -23,7 +22,7 @@ class Keeper(Protocol):
     def may_begin(self, held: "HeldMessage") -> bool:
         """Return whether the handler of a message may begin."""
 
-    def end(self, held: "HeldMessage", answer: Confirmation | None) -> None:
+    def end(self, held: "HeldMessage", outcome: Disposition | None) -> None:
         """Record how the handler of a message has ended."""
 
 
@@ -99,6 +98,6 @@ class HeldMessage:
         """Return whether it may be started: its lane has been leased all the time."""
         return self.lane.keeper.may_begin(self)
 
-    def end(self, answer: Confirmation | None) -> None:
-        """Record its outcome; None: it was not started."""
-        self.lane.keeper.end(self, answer)
+    def end(self, outcome: Disposition | None) -> None:
+        """Record its outcome, once; None: it was not started."""
+        self.lane.keeper.end(self, outcome)

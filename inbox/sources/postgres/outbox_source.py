@@ -1,16 +1,20 @@
 """A source that reads the outbox itself, in the database of the writers.
 
 Between the commit and the handler there is no relay process and no copy of the message:
-the consumer is a reader of the outbox, and this source runs a relay that hands messages
-to its own process. So it claims, orders, defers and takes lanes over as all relays do.
+the consumer is a reader of the outbox, which hands the messages to its own process. So
+it claims, orders, defers and takes lanes over as relays do.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    nullcontext,
+    suppress,
+)
 from datetime import timedelta
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from inbox.consuming.rollout import warn_unhandled
 from inbox.poison.history import (
@@ -21,18 +25,16 @@ from inbox.poison.history import (
     Takeover,
 )
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.postgres.ready import Ready
-from inbox.sources.postgres.tenants import Tenants
+from inbox.sources.postgres.handover import Handover
+from inbox.sources.postgres.held_message import HeldMessage
+from inbox.sources.postgres.worker import HandlerWorker
 from outbox.brokers.options import DIRECT
 from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.events import Event
 from outbox.gather import end, start
-from outbox.postgres.connection import connect
-from outbox.postgres.days import PartitionsNotMade
-from outbox.url import without_password
-from relay.config import RelayConfig
-from relay.events import (
+from outbox.log.config import ReadingConfig
+from outbox.log.events import (
     BrokerDiffers,
     BrokerMatches,
     DatabaseLost,
@@ -40,122 +42,24 @@ from relay.events import (
     LanesFree,
     LanesWithheld,
     ReaderDropped,
-    RelayStarted,
 )
-from relay.publisher import Acked, Handed, Nacked, TenantSearch, TenantsFound
-from relay.reader import RelayReader
-from relay.relay import Relay
+from outbox.log.lanes.batch import PUBLISHED, Disposition
+from outbox.log.process import ReadingProcess
+from outbox.log.registration import Registration
+from outbox.postgres.connection import Connection
+from outbox.postgres.days import PartitionsNotMade
+from outbox.url import without_password
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
-_MAX_CLAIMS: Final = 4
-"""So many claims' worth of messages are ready at most, if some tenants are left out."""
 _LEFT_OUT: Final = 0.05
 """Seconds that a source waits for messages while tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
-
-
-class _Handover:
-    """What the relay hands messages to: they are ready here until they are received."""
-
-    identity = DIRECT
-
-    def __init__(self, prefetch: int) -> None:
-        self.ready: Ready[Handed] = Ready()
-        self.some = asyncio.Event()
-        self._prefetch = prefetch
-        self.left_out: frozenset[str] = frozenset()
-        self._wanted = asyncio.Event()
-        # So that a search brings as many messages of a tenant as a claim.
-        self._tenants = Tenants(2 * prefetch)
-        self._claimed: set[str] = set()
-        """The tenant with the most messages in the last claim, if that left some."""
-        self._known: set[str] = set()
-        self._is_next = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def wants_more(self, *, can_search: bool) -> TenantSearch | None:
-        while True:
-            ready = self.ready
-            # Before they have none, as others are handed out during a search.
-            stocked = ready.stocked(max(1, self._prefetch // 4))
-            is_due = can_search and self._tenants.is_due(
-                len(ready), stocked, stuck=ready.has_only(self.left_out)
-            )
-            lacks = self._claimed.difference(stocked)
-            if is_due and (self._is_next or not (lacks or self._is_short())):
-                break
-            if is_due or self._is_short():
-                self._is_next = True
-                return None
-            self._wanted.clear()
-            await self._wanted.wait()
-        # A claim follows: it may find what no search can. It brings more of this
-        # tenant, too, and what it brings costs less to settle.
-        self._is_next, self._known = False, {*stocked, *self._claimed}
-        return TenantSearch(
-            {*self._known, *self.left_out},
-            self._tenants.after,
-            self._tenants.max_steps,
-            self._tenants.rows_each,
-        )
-
-    def claimed(self, tenants: Sequence[str | None], *, is_cut: bool) -> None:
-        most = Counter(it for it in tenants if is_cut and it is not None)
-        self._claimed = {it for it, _ in most.most_common(1)}
-        self._tenants.claimed(tenants, full=is_cut)
-
-    def searched(self, found: TenantsFound) -> None:
-        steps, tenants, is_cut = found
-        self._tenants.searched(steps, tenants, ready=[*self._known], cut=is_cut)
-
-    def _is_short(self) -> bool:
-        if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
-            return False
-        return not self.ready or self.ready.has_only(self.left_out)
-
-    def hand_over(self, messages: Sequence[Handed]) -> None:
-        for message in messages:
-            self.ready.add(message)
-        self.some.set()
-
-    def take_back(self, message: Handed) -> None:
-        key, place = message.message.key, message.place
-        self.ready.put_back(
-            message,
-            lambda other: (
-                key is not None and other.message.key == key and other.place < place
-            ),
-        )
-        self.some.set()
-
-    def withdraw(self, unwanted: Callable[[Handed], bool]) -> list[Handed]:
-        return self.ready.remove(unwanted)
-
-    def leave_out(self, tenants: Collection[str]) -> None:
-        """Hand out no messages of these tenants, until the next call."""
-        self.left_out = frozenset(tenants)
-        self._wanted.set()
-        self.some.set()
-
-    def take(self, limit: int) -> list[Handed]:
-        """Hand out messages whose lanes were leased all the time."""
-        self.some.clear()
-        taken: list[Handed] = []
-        while len(taken) < limit:
-            found = self.ready.take(limit - len(taken), self.left_out)
-            if not found:
-                break
-            taken += [message for message in found if message.begin()]
-        self._tenants.handed_out(len(taken))
-        self._wanted.set()
-        return taken
+_GRANT: Final = (
+    "run GRANT pillarbox_reader TO {} in the outbox's database; if it has that,"
+    " pillarbox migrate restores what was revoked"
+)
 
 
 class PostgresSource:
@@ -185,35 +89,32 @@ class PostgresSource:
         self._url = url
         self._topics = topics
         self._poll = poll_interval.total_seconds()
-        self._handover = _Handover(options.prefetch)
+        self._handover = Handover(options.prefetch)
         self._started = asyncio.Event()
         self._failure: str | None = None
         self._refusal: str | None = None
         self._taken_over: dict[int, Takeover] = {}
         self._running: asyncio.Task[None] | None = None
-        self._reader = RelayReader(consumer, DIRECT, self._handover)
-        self._relay = Relay(
-            url,
-            self._handover,
-            RelayConfig(
-                concurrency=1,
-                batch_size=options.prefetch,
-                max_payload_bytes=_MAX_PAYLOAD,
-                lease=options.lease,
-                poll_interval=poll_interval,
-                drain=leave_timeout,
-            ),
-            observers=[self._on_event],
-            reader=consumer,
-            topics=topics,
-            broker=DIRECT,
+        self._registration = Registration(
+            consumer, DIRECT, self._on_event, topics=topics
+        )
+        self._config = ReadingConfig(
+            concurrency=1,
+            batch_size=options.prefetch,
+            max_payload_bytes=_MAX_PAYLOAD,
+            lease=options.lease,
+            poll_interval=poll_interval,
+            drain=leave_timeout,
+        )
+        self._process = ReadingProcess(
+            url, self._registration, self._config, self._on_event
         )
         self.abilities = Abilities(
             leave_out=self._handover.leave_out,
             foreign_holders=lambda: self._holders,
             warnings=lambda: self._warnings,
-            identify=self._relay.identify,
-            members=lambda: self._relay.members,
+            identify=self._process.identify,
+            members=lambda: self._process.members,
         )
 
     @classmethod
@@ -235,8 +136,7 @@ class PostgresSource:
                 through a pooler.
         """
         try:
-            self._running = await start(self._relay.run(), self._started)
-            await self._check_topics()
+            self._running = await start(self._process.run(self), self._started)
         except DatabaseUnavailableError as error:
             await self.__aexit__()
             raise self._away(str(error)) from error
@@ -251,17 +151,44 @@ class PostgresSource:
         running, self._running = self._running, None
         if running is None:
             return
-        self._relay.stop()
+        self._process.stopping.set()
         with suppress(Exception):
             await running
         await end([running])
 
-    async def _check_topics(self) -> None:
-        async with await connect(
-            self._url, application_name="pillarbox inbox"
-        ) as connection:
-            record = await self._reader.read(connection)
+    def grant(self, role: str) -> str:
+        """Return what to do if the role, a quoted name, lacks a right."""
+        return _GRANT.format(role)
+
+    async def enter(self, _stack: AsyncExitStack, connection: Connection) -> None:
+        """Look for topics that no handler takes."""
+        record = await self._registration.read(connection)
         self._warnings = warn_unhandled(record.topics or (), self._topics)
+
+    def started(self) -> None:
+        """Record that the database was reached."""
+        self._started.set()
+
+    def tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """Return nothing: the consumer does the rest."""
+        return ()
+
+    def workers(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """Return the worker, which hands messages over."""
+        process = self._process
+        yield HandlerWorker(
+            process.sweep_link,
+            process.lanes,
+            self._handover,
+            self._config,
+            in_flight=process.in_flight,
+            stop=process.stopping,
+            notify=self._on_event,
+        ).run()
+
+    def recorded(self) -> AbstractAsyncContextManager[object]:
+        """Record nothing: the consumer does, in the database of its handlers."""
+        return nullcontext()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return messages that the relay has claimed.
@@ -299,25 +226,27 @@ class PostgresSource:
             for handed in taken
         ]
 
-    def acked(self, entry: Handed) -> None:
+    def acked(self, entry: HeldMessage) -> None:
         """Settle a message."""
-        entry.end(Acked())
+        entry.end(PUBLISHED)
 
-    def nacked(self, entry: Handed, delay: timedelta | None) -> None:
+    def nacked(self, entry: HeldMessage, delay: timedelta | None) -> None:
         """Make a message claimable again: at once or, with its key, after a delay."""
-        entry.end(
-            None
-            if delay is None
-            else Nacked("its handler failed", retry_after=delay, is_attempt=True)
-        )
+        if delay is None:
+            entry.end(None)
+            return
+        seconds = delay.total_seconds()
+        entry.end(Disposition("refused", "its handler failed", seconds, charge=1))
 
-    def handed_back(self, entry: Handed, delay: timedelta) -> bool:
+    def handed_back(self, entry: HeldMessage, delay: timedelta) -> bool:
         """Let a message and its key wait, and others lease its lane meanwhile."""
-        entry.end(Nacked("can't be handled by this replica", retry_after=delay))
-        self._relay.step_aside(delay.total_seconds())
+        seconds = delay.total_seconds()
+        reason = "can't be handled by this replica"
+        entry.end(Disposition("postponed", reason, seconds))
+        self._process.step_aside(seconds)
         return True
 
-    def _history_of(self, handed: Handed) -> History:
+    def _history_of(self, handed: HeldMessage) -> History:
         lane, leased_at = handed.leased
         known = self._taken_over.get(lane)
         if leased_at is not None and (known is None or known.at != leased_at):
@@ -329,8 +258,6 @@ class PostgresSource:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case RelayStarted():
-                self._started.set()
             case LanesWithheld():
                 self._holders = event.holders
             case LanesFree():

@@ -1,17 +1,15 @@
 """What a lane settles next of the messages that are handled in this process."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from inbox.sources.postgres.held_message import HeldMessage
 from outbox.log.lane import Advance
-from outbox.log.lanes.batch import ClaimedMessage, Disposition
-from outbox.log.settle import Settlement
+from outbox.log.lanes.batch import Disposition
+from outbox.log.settle import Decided, Settlement
 
 if TYPE_CHECKING:
     from inbox.sources.postgres.window_lane import WindowLane
-
-Decided: TypeAlias = tuple[ClaimedMessage, Disposition]
 
 
 class LaneSettlement(NamedTuple):

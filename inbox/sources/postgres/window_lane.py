@@ -27,7 +27,7 @@ from typing import Final
 from typing_extensions import override
 
 from inbox.sources.postgres.held_message import NO_NUMBER, HeldMessage, Keeper
-from inbox.sources.postgres.settlement import Decided, LaneSettlement, Unsettled
+from inbox.sources.postgres.settlement import LaneSettlement, Unsettled
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import LANES
 from outbox.log.lane import Advance, Extent
@@ -41,9 +41,9 @@ from outbox.log.lanes.batch import (
 )
 from outbox.log.lanes.lane import Lane
 from outbox.log.progress import Day, Progress, Stored
+from outbox.log.settle import Decided
 from outbox.log.takeover import SKEW
 from outbox.log.window import Place, Window
-from relay.publisher import Acked, Confirmation
 
 OPEN: Final = Disposition("open", delay=0)
 """Its handler runs."""
@@ -319,17 +319,13 @@ class WindowLane(Lane):
         if not self.must_settle:
             self.log_by = now + _PATIENCE
 
-    def end(self, held: HeldMessage, answer: Confirmation, now: float) -> None:
+    def end(self, held: HeldMessage, outcome: Disposition, now: float) -> None:
         """Record how a handler has ended."""
-        if isinstance(answer, Acked):
+        if outcome is PUBLISHED:
             held.is_open = False
             self._unsettled.ended.append((held, PUBLISHED))
-            return
-        assert answer.retry_after is not None
-        delay = answer.retry_after.total_seconds()
-        cause = "refused" if answer.is_attempt else "postponed"
-        decided = Disposition(cause, answer.reason, delay, charge=answer.is_attempt)
-        self._refuse(held, decided, now)
+        else:
+            self._refuse(held, outcome, now)
 
     def give_back(self, held: HeldMessage, now: float) -> bool:
         """Take a message back that was not started; return whether it can start again.

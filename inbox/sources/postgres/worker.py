@@ -13,20 +13,20 @@ from typing import Any, Final
 import psycopg
 
 from inbox.sources.postgres.ahead import Searches, find_logged
+from inbox.sources.postgres.handover import Handover, TenantSearch
 from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.settlement import settlement_of
 from inbox.sources.postgres.window_lane import WindowLane
 from outbox.events import Event
 from outbox.gather import end
 from outbox.log.claim import claim_batch
+from outbox.log.config import ReadingConfig
 from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
-from outbox.log.lanes.batch import ClaimedBatch
+from outbox.log.lanes.batch import PUBLISHED, ClaimedBatch, Disposition
 from outbox.log.lanes.board import LaneBoard
 from outbox.log.lanes.lane import Lane
 from outbox.log.settle import store_settlement
 from outbox.postgres.connection import Link
-from relay.config import RelayConfig
-from relay.publisher import Acked, Confirmation, Handling, TenantSearch
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""
@@ -48,8 +48,8 @@ class HandlerWorker:
         self,
         link: Link,
         lanes: LaneBoard,
-        handlers: Handling,
-        config: RelayConfig,
+        handlers: Handover,
+        config: ReadingConfig,
         *,
         in_flight: set[asyncio.Task[Any]],
         stop: asyncio.Event,
@@ -100,7 +100,7 @@ class HandlerWorker:
         self._let_go(held)
         return False
 
-    def end(self, held: HeldMessage, answer: Confirmation | None) -> None:
+    def end(self, held: HeldMessage, outcome: Disposition | None) -> None:
         """Record how the handler of a message has ended; None: it was not started."""
         lane = held.lane
         if not held.is_open:
@@ -110,14 +110,14 @@ class HandlerWorker:
             held.is_open = False
             self._let_go(held)
             return
-        if answer is None:
+        if outcome is None:
             if lane.give_back(held, time.monotonic()):
                 self._handlers.take_back(held)
             elif not lane.is_used:
                 self._lanes.leave(lane)
         else:
-            lane.end(held, answer, time.monotonic())
-        if not isinstance(answer, Acked) and lane.must_wait(held.row.key):
+            lane.end(held, outcome, time.monotonic())
+        if outcome is not PUBLISHED and lane.must_wait(held.row.key):
             self._withdraw(lane, held.row.key)
         if lane.must_settle and not lane.in_flight:
             self._lanes.keep(lane)

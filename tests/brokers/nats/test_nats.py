@@ -213,7 +213,6 @@ async def test_a_stream_whose_answer_is_late_is_waited_for_without_costing_an_at
     assert acked == Acked()
     assert isinstance(late, Nacked)
     assert late.retry_after is not None
-    assert not late.is_attempt
 
 
 async def no_streams(connection: NatsConnection, name: str | None = None) -> list[Any]:

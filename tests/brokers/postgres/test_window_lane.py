@@ -6,14 +6,13 @@ from typing import Any, cast
 from inbox.sources.postgres.held_message import Keeper
 from inbox.sources.postgres.window_lane import WindowLane
 from outbox.log.lane import Extent
-from outbox.log.lanes.batch import SCHEDULED, ClaimedMessage
+from outbox.log.lanes.batch import PUBLISHED, SCHEDULED, ClaimedMessage
 from outbox.log.lanes.keys import LogOfKey
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Progress
 from outbox.log.view import ReadView
 from outbox.message import Message
 from outbox.message_id import uuid7
-from relay.publisher import Acked
 from tests.models.waiting import DAY, NOW
 
 
@@ -44,6 +43,6 @@ def test_a_key_goes_on_that_a_refresh_has_blocked_because_its_handler_ran() -> N
     )
     lane.keys.read(of_key)
     assert lane.keys.is_blocked("k")
-    lane.end(held, Acked(), time.monotonic())
+    lane.end(held, PUBLISHED, time.monotonic())
     settle(lane)
     assert "k" in lane.keys.draining

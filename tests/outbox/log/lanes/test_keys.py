@@ -216,7 +216,9 @@ async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
         await publisher.until(lambda: publisher.calls[-1][0].topic == "other")
         insert(database_url, Message("k/4", b"", key="k"))
         make_due(database_url)
-        lane = running_relay.relay._lanes.find(lane_of("k", uuid7(), Priority.DEFAULT))
+        lane = running_relay.relay._process.lanes.find(
+            lane_of("k", uuid7(), Priority.DEFAULT)
+        )
         assert lane is not None
         await asyncio.to_thread(wait_for, "k/0 is due", lambda: lane.keys.draining)
         publisher.open.set()
