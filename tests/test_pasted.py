@@ -35,7 +35,7 @@ SQL: Final = re.compile(
 QUOTED: Final = re.compile(r"(for_shell|for_sql)\(")
 # Numbers, words of ours, and what isn't to be pasted.
 OURS: Final = {
-    *("pin.pid", "job.jobid", "pid", "id", "os.getpid()", "blocked.side"),
+    *("pin.pid", "job.jobid", "pid", "id", "os.getpid()", "processes"),
     *("letters.side", "policy.parent_table", "roles", "table"),
     *("remove", "option", "against", "host"),
     *("name", "words"),  # quoted just before
