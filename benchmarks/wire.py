@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -49,11 +49,15 @@ def proxied(url: str) -> Iterator[tuple[str, Wire]]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
         server.close()
-        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(_end(asyncio.all_tasks(loop)))
         loop.close()
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Session:
