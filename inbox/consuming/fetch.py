@@ -110,7 +110,6 @@ class Fetcher:
                 self._notify(
                     DeliveriesReceived(**self._about, messages=len(deliveries))
                 )
-                await asyncio.sleep(0)  # handlers begin before the next fetch
             elif self._dispatcher.is_idle:
                 if self._idle is not None and now - last >= self._idle:
                     return
