@@ -19,7 +19,6 @@ unique: of two relays that both claimed the messages, one settles.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from outbox.log.lane import Advance, Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -30,7 +29,7 @@ from outbox.log.lanes.batch import (
     Disposition,
 )
 from outbox.log.lanes.keys import BatchKeys
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Advance, Extent, Lane
 from outbox.log.progress import Day
 from outbox.log.settle import ENDS, Decided, Settlement, gets_entry
 from outbox.retry import RetryPolicy
@@ -134,7 +133,7 @@ def _close_gaps(
 
 def _advances(
     batch: ClaimedBatch, decided: Iterable[Decided], cuts: Mapping[int, int]
-) -> Sequence[Advance[Lane]]:
+) -> Sequence[Advance]:
     """Return the positions to store of the lanes that the batch moves on."""
     new: dict[int, list[Decided]] = {}
     for row, it in decided:
@@ -153,9 +152,7 @@ def _advances(
     return advances
 
 
-def _advance(
-    lane: Lane, rows: Sequence[Decided], extent: Extent | None
-) -> Advance[Lane]:
+def _advance(lane: Lane, rows: Sequence[Decided], extent: Extent | None) -> Advance:
     progress = lane.progress
     assert progress is not None
     if extent is not None:

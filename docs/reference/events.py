@@ -16,6 +16,7 @@ PAGE: Final = Path(__file__).parent / "events.md"
 _ROOT: Final = Path(__file__).parent.parent.parent
 _PACKAGES: Final = {
     "relay": "of the relay",
+    "outbox.log": "of the relay, about its lanes, its reader and its database",
     "inbox": "of the consumer",
     "inbox.webhook": "of the webhook endpoint",
     "outbox.dead_letters": "about dead letters, of relay and consumer",

@@ -1,7 +1,10 @@
-"""How far a reader of a log has read it: positions.
+"""What reads the outbox, for relays and for consumers without a broker.
 
-A *log* is a table of messages in daily partitions. A *reader* reads it lane by lane, in
-order of seq, and stores for each lane and day how far it is: a *position*, that is a
+`process.py` starts and drains the parts; `claim.py` reads messages, `settle.py` stores
+what became of them, `lanes/` has the lanes between the two.
+
+The outbox is a *log*: messages in daily partitions. A *reader* reads it lane by lane,
+in order of seq, and stores for each lane and day how far it is: a *position*, that is a
 seq and the snapshot in which the reader read it. A row is *covered* if its seq is at or
 below that seq and its transaction is visible in that snapshot. So a row that commits
 late, below the position, is recognized: its transaction isn't visible there.
@@ -14,9 +17,6 @@ A message is done if it is covered and the log of exceptions has no open entry f
 - `window.py`: the same for a consumer, whose deliveries end out of order.
 
 These are values and bookkeeping without I/O; `tests/models/log.py` tries them in every
-interleaving up to a bound. `reader.py` has the three parts that need SQL:
-
-- `takeover.py`: finds where the claims of a lane start.
-- `claims.py`: what a claim must read.
-- `settlements.py`: stores positions.
+interleaving up to a bound. `takeover.py` finds where the claims of a lane start, and
+`claims.py` what a claim must read.
 """

@@ -15,7 +15,6 @@ from outbox.lane import priority_of
 from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
 from outbox.log.claims import ClaimPlan
 from outbox.log.config import ReadingConfig
-from outbox.log.lane import Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     ENDED,
@@ -34,8 +33,9 @@ from outbox.log.lanes.keys import (
     WaitingClaim,
     WaitingMessage,
 )
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Extent, Lane
 from outbox.log.registration import read_record
+from outbox.log.settle import move_fences
 from outbox.log.takeover import Clock, RefreshNeededError
 from outbox.log.view import ReadView
 from outbox.message import Message
@@ -155,7 +155,7 @@ class _Claim:
         """
         takeover, connection = self._reader.takeover, self._connection
         clock = await takeover.read_clock(connection)
-        await self._reader.settlements.move_fences(connection, self._lanes, clock)
+        await move_fences(connection, self._reader.name, self._lanes, clock)
         # A lane's previous owner may settle late. Waiting messages, positions and batch
         # must come from one snapshot, or a key's next message could be claimed before
         # its first.

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from outbox.array_literal import moment_array, plain_array
 from outbox.log.hidden import Floors, Hidden
-from outbox.log.lane import BEGINNING, LogLane
+from outbox.log.lanes.lane import BEGINNING, Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Part, Progress
 from outbox.log.view import ReadView
@@ -40,13 +40,13 @@ class ClaimPlan(NamedTuple):
     """
 
     parameters: dict[str, Any]
-    far: Sequence[tuple[Hidden, Sequence[LogLane]]]
+    far: Sequence[tuple[Hidden, Sequence[Lane]]]
     near: Sequence[Hidden]
     starts: Mapping[int, int]
     assigned: tuple[int, int]
     has_floors: bool
 
-    def find_stale(self, snapshot: Snapshot) -> list[LogLane]:
+    def find_stale(self, snapshot: Snapshot) -> list[Lane]:
         """Return the lanes to refresh before a claim with this snapshot counts."""
         return [
             lane
@@ -112,7 +112,7 @@ class Claims:
         is_known = plan.has_floors and view.follows(*plan.assigned)
         return not is_known or bool(plan.find_stale(view.snapshot))
 
-    def is_beyond(self, lanes: Iterable[LogLane], seq: int) -> bool:
+    def is_beyond(self, lanes: Iterable[Lane], seq: int) -> bool:
         """Whether rows below the positions may belong to transactions without an id.
 
         Args:
@@ -138,13 +138,13 @@ class Claims:
         if 0 <= seq <= max(view.seq, 0):
             self._floors = self._floors.note(view.next_xid, min(seq, self._ceiling))
 
-    def forget(self, lanes: Iterable[LogLane]) -> None:
+    def forget(self, lanes: Iterable[Lane]) -> None:
         """Forget what only concerns transactions that have ended for all lanes."""
         known = [lane.progress for lane in lanes if lane.progress is not None]
         if known:
             self._floors = self._floors.forget(min(p.snapshot.xmin for p in known))
 
-    def plan(self, lanes: Sequence[LogLane]) -> ClaimPlan:
+    def plan(self, lanes: Sequence[Lane]) -> ClaimPlan:
         """Return the plan of a claim of these lanes."""
         read = [(it, progress) for it in lanes if (progress := it.progress) is not None]
         near, far = self._hidden(read)
@@ -208,11 +208,11 @@ class Claims:
         return ClaimPlan(parameters, far, near, starts, self.assigned, has_floors)
 
     def _hidden(
-        self, lanes: Iterable[tuple[LogLane, Progress]]
-    ) -> tuple[list[Hidden], list[tuple[Hidden, Sequence[LogLane]]]]:
+        self, lanes: Iterable[tuple[Lane, Progress]]
+    ) -> tuple[list[Hidden], list[tuple[Hidden, Sequence[Lane]]]]:
         """Return the transactions whose end makes claims start lower, near and far."""
         near: list[Hidden] = []
-        far: list[tuple[Hidden, Sequence[LogLane]]] = []
+        far: list[tuple[Hidden, Sequence[Lane]]] = []
         for same in _alike(lanes):
             lane, progress = same[0]
             hidden = progress.find_hidden(self._floors)
@@ -232,10 +232,10 @@ class Claims:
 
 
 def _alike(
-    lanes: Iterable[tuple[LogLane, Progress]],
-) -> Iterable[Sequence[tuple[LogLane, Progress]]]:
+    lanes: Iterable[tuple[Lane, Progress]],
+) -> Iterable[Sequence[tuple[Lane, Progress]]]:
     """Group lanes by what the transactions depend on that are hidden from claims."""
-    groups: dict[Hashable, list[tuple[LogLane, Progress]]] = {}
+    groups: dict[Hashable, list[tuple[Lane, Progress]]] = {}
     for lane, progress in lanes:
         # Hashing snapshots takes longer than treating a group as two.
         key = id(progress.snapshot), id(progress.as_of), lane.taken_at

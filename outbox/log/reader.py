@@ -1,7 +1,6 @@
-"""A reader of a log: its takeovers, claims and settlements."""
+"""A reader of the outbox: its takeovers and claims."""
 
 from outbox.log.claims import Claims
-from outbox.log.settlements import Settlements
 from outbox.log.takeover import Takeover
 
 
@@ -16,7 +15,6 @@ class LogReader:
         self.name = name
         self.claims = Claims()
         self.takeover = Takeover(name, self.claims)
-        self.settlements = Settlements(name)
         self._opened_at = 0.0
 
     def opened(self, at: float) -> None:

@@ -5,17 +5,22 @@ that wait. Its positions have the next number of their lanes, which is unique: o
 processes that both claimed the messages, one settles.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
+import psycopg
+
+from outbox.array_literal import moment_array, plain_array
 from outbox.cloudevents.raw_text import storable_reason
 from outbox.limits import MAX_WAIT
-from outbox.log.lane import Advance
+from outbox.log.claims import arrays_of
 from outbox.log.lanes.batch import ClaimedMessage, Disposition
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Advance, Lane
 from outbox.log.reader import LogReader
+from outbox.log.takeover import SKEW, Clock
 from outbox.postgres.connection import Connection
 from outbox.postgres.sql_files import load
 
@@ -43,7 +48,7 @@ class Settlement:
     lanes: Sequence[Lane]
     published: int
     others: Sequence[Decided]
-    advances: Sequence[Advance[Any]]
+    advances: Sequence[Advance]
     cut: frozenset[int]
 
     def of(self, *causes: str) -> Sequence[Decided]:
@@ -98,17 +103,18 @@ async def store_settlement(
         The earliest due time of each lane with messages that wait for a point in time.
 
     Raises:
-        psycopg.errors.UniqueViolation: see `Settlements.store`.
+        psycopg.errors.UniqueViolation: another process has settled one of the
+            lanes.
     """
     advances, entries = settlement.advances, settlement.entries
     ended = settlement.of("published", "ended")
     dead_lettered = settlement.of("dead_lettered")
     if not (ended or dead_lettered or entries):
-        await reader.settlements.store(connection, advances)
+        await _store_positions(connection, reader.name, advances)
         return {}
     due = {}
     async with connection.transaction():
-        await reader.settlements.store(connection, advances)
+        await _store_positions(connection, reader.name, advances)
         if dead_lettered:
             reasons = [(row, it.reason) for row, it in dead_lettered]
             await move_to_dead_letters(connection, reasons, reader.name, by_hand=False)
@@ -117,6 +123,63 @@ async def store_settlement(
         if ended:
             await _end_runs(connection, ended, reader.name)
     return due
+
+
+async def _store_positions(
+    connection: Connection, reader: str, advances: Iterable[Advance]
+) -> None:
+    """Store the positions of a settlement, in its transaction.
+
+    Raises:
+        psycopg.errors.UniqueViolation: another process has settled one of the
+            lanes.
+    """
+    rows = [(advance, row) for advance in advances for row in advance.rows]
+    if not rows:
+        return
+    await connection.execute(
+        load("outbox.log", "store_positions"),
+        {
+            "reader": reader,
+            "starts": moment_array([row.day.starts_at for _, row in rows]),
+            "ends": moment_array([row.day.ends_at for _, row in rows]),
+            "lanes": plain_array([advance.lane.number for advance, _ in rows]),
+            "numbers": plain_array([row.number for _, row in rows]),
+            **arrays_of([row.position for _, row in rows]),
+            "messages": plain_array([it.messages.get(row.day, 0) for it, row in rows]),
+            "deferred": plain_array([it.deferred.get(row.day, 0) for it, row in rows]),
+            "next_xids": plain_array([it.after.next_xid for it, _ in rows]),
+        },
+        prepare=True,
+    )
+
+
+async def move_fences(
+    connection: Connection, reader: str, lanes: Iterable[Lane], clock: Clock
+) -> None:
+    """Store the positions of today for lanes that were last settled in a day past.
+
+    Nothing of these lanes may be in flight.
+    """
+    began = time.monotonic()
+    moved: list[Advance] = []
+    for lane in lanes:
+        progress = lane.progress
+        if progress is None or max(progress.fence).ends_at > clock.now - SKEW:
+            continue
+        today = max(day for day, _ in progress.days if day.starts_at <= clock.now)
+        if (stored := lane.move_fence(today)) is not None:
+            moved.append(Advance(lane, *stored, {}, {}))
+    try:
+        await _store_positions(connection, reader, moved)
+    except psycopg.errors.UniqueViolation:
+        # Another process has settled one of them.
+        for advance in moved:
+            advance.lane.require_takeover()
+    else:
+        for advance in moved:
+            advance.lane.settled(advance.after, began)
+            advance.lane.expire()
 
 
 async def _defer(

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 from outbox.errors import ConfigError
 from outbox.log.claims import FAR, NO_END, Claims, arrays_of
 from outbox.log.hidden import Floors
-from outbox.log.lane import BEGINNING, LogLane
+from outbox.log.lanes.lane import BEGINNING, Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored, fence_of
 from outbox.log.view import ReadView
@@ -167,7 +167,7 @@ class Takeover:
         )
 
     async def refresh(
-        self, connection: Connection, lanes: Sequence[LogLane], clock: Clock
+        self, connection: Connection, lanes: Sequence[Lane], clock: Clock
     ) -> ReadView:
         """Take lanes over, or search what was added elsewhere since the last search.
 
@@ -217,7 +217,7 @@ class Takeover:
     async def _take_over(
         self,
         connection: Connection,
-        lanes: Sequence[LogLane],
+        lanes: Sequence[Lane],
         clock: Clock,
         view: ReadView,
         started: float,
@@ -260,7 +260,7 @@ class Takeover:
             lane.take_over(progress, view, at=started, expires_at=expires_at)
 
     async def read_days(
-        self, connection: Connection, lanes: Sequence[LogLane], now: datetime
+        self, connection: Connection, lanes: Sequence[Lane], now: datetime
     ) -> Sequence[DayRow]:
         """Read how far lanes were read; without lanes, only check that this works."""
         cursor = connection.cursor(row_factory=rows_of(DayRow))
@@ -292,7 +292,7 @@ class Takeover:
         return found | await self._search(connection, idle, day, {})
 
     async def _search_other_days(
-        self, connection: Connection, lanes: Iterable[LogLane]
+        self, connection: Connection, lanes: Iterable[Lane]
     ) -> Collection[int]:
         """Return the lanes with new rows in days that their claims don't read."""
         groups: dict[tuple[Day, Day, Snapshot], list[int]] = {}
@@ -310,7 +310,7 @@ class Takeover:
         return found
 
     async def _search_below(
-        self, connection: Connection, lanes: Iterable[LogLane], view: ReadView
+        self, connection: Connection, lanes: Iterable[Lane], view: ReadView
     ) -> None:
         """Find rows below the positions in memory that no claim would find."""
         reading = [

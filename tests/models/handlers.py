@@ -24,7 +24,6 @@ from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.settlement import LaneSettlement, settlement_of
 from inbox.sources.postgres.window_lane import WindowLane
 from inbox.sources.postgres.worker import HandlerWorker
-from outbox.log.lane import Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -34,6 +33,7 @@ from outbox.log.lanes.batch import (
     Disposition,
 )
 from outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
+from outbox.log.lanes.lane import Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Progress, Stored
 from outbox.log.settle import Settlement

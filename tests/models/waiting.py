@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from outbox.log.lane import Advance, Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     OVERSIZED,
@@ -34,7 +33,7 @@ from outbox.log.lanes.keys import (
     WaitingClaim,
     WaitingMessage,
 )
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Advance, Extent, Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.settle import Settlement

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.log.lane import Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -13,7 +12,7 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Extent, Lane
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Day, Progress
 from outbox.log.view import ReadView

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.lane import LANES, PRIORITIES, Priority, priority_of
-from outbox.log.lane import LogLane
+from outbox.log.lanes.lane import Lane
 from outbox.postgres.connection import conninfo
 from pillarbox import Message
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
@@ -68,13 +68,13 @@ async def test_a_relay_that_starts_takes_each_lane_over_once(
 ) -> None:
     """All of its sessions are opened before, so that none makes claims start over."""
     times: Counter[int] = Counter()
-    take_over = LogLane.take_over
+    take_over = Lane.take_over
 
-    def counted(lane: LogLane, *args: Any, **kwargs: Any) -> None:
+    def counted(lane: Lane, *args: Any, **kwargs: Any) -> None:
         times[lane.number] += 1
         take_over(lane, *args, **kwargs)
 
-    monkeypatch.setattr(LogLane, "take_over", counted)
+    monkeypatch.setattr(Lane, "take_over", counted)
     insert(database_url, *(Message("orders", b"", key=f"{n}") for n in range(200)))
     publisher = ScriptedPublisher()
     async with running(

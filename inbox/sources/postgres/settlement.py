@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from inbox.sources.postgres.held_message import HeldMessage
-from outbox.log.lane import Advance
 from outbox.log.lanes.batch import Disposition
+from outbox.log.lanes.lane import Advance
 from outbox.log.settle import Decided, Settlement
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class LaneSettlement(NamedTuple):
         kept: what has to wait for handlers.
     """
 
-    advance: "Advance[WindowLane] | None"
+    advance: "Advance | None"
     published: int
     others: Sequence[Decided]
     log: Sequence[Decided]

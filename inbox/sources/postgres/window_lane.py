@@ -30,7 +30,6 @@ from inbox.sources.postgres.held_message import NO_NUMBER, HeldMessage, Keeper
 from inbox.sources.postgres.settlement import LaneSettlement, Unsettled
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import LANES
-from outbox.log.lane import Advance, Extent
 from outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
@@ -39,7 +38,7 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Advance, Extent, Lane
 from outbox.log.progress import Day, Progress, Stored
 from outbox.log.settle import Decided
 from outbox.log.takeover import SKEW
@@ -393,7 +392,7 @@ class WindowLane(Lane):
         if must_wait:
             kept.refused.extend(it for it in taken.refused if it[0].row.waiting is None)
             kept.withheld.extend(it for it in taken.withheld if it[0].waiting is None)
-        advance: Advance[WindowLane] | None = None
+        advance: Advance | None = None
         if result is None:
             log, ahead, opened = [], [], []
             kept.ended.extend(it for it in taken.ended if it[0].is_ahead)

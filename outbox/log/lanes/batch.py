@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from outbox.log.lane import Extent
 from outbox.log.lanes.keys import WAITING, WaitingMessage
-from outbox.log.lanes.lane import Lane
+from outbox.log.lanes.lane import Extent, Lane
 from outbox.message import Message
 
 

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from inbox.sources.postgres.held_message import Keeper
 from inbox.sources.postgres.window_lane import WindowLane
-from outbox.log.lane import Extent
 from outbox.log.lanes.batch import PUBLISHED, SCHEDULED, ClaimedMessage
 from outbox.log.lanes.keys import LogOfKey
+from outbox.log.lanes.lane import Extent
 from outbox.log.position import Position, Snapshot
 from outbox.log.progress import Progress
 from outbox.log.view import ReadView
