@@ -156,30 +156,37 @@ def counts(
 ) -> tuple[Spent, Spent]:
     """Count what a process spends on messages that come alone, and on a backlog."""
     with conditions.migrated_database() as url:
-        prepare(url)
-        with (
-            proxied(url) as (through, wire),
-            running(way, through, counted=True) as it,
-            connected(url) as connection,
-        ):
-            for _ in range(WARM_UP):
-                write(connection, 1)
-                wait(connection, way)
-            marks = [it.mark(wire)]
-            time.sleep(IDLE)
-            marks.append(it.mark(wire))
-            for _ in range(alone):
-                write(connection, 1)
-                wait(connection, way)
-            marks.append(it.mark(wire))
-            write(connection, backlog)
-            wait(connection, way)
-            marks.append(it.mark(wire))
-    idle, one, many = [other.since(mark) for mark, other in pairwise(marks)]
-    spent = one.without(idle).of(alone), many.without(idle).of(backlog)
+        spent = counts_in(url, way, alone, backlog)
     for each in spent:
         print(f"  {way}: {each}", file=sys.stderr)
     return spent
+
+
+def counts_in(
+    url: str, way: str, alone: int, backlog: int, idle_for: float = IDLE
+) -> tuple[Spent, Spent]:
+    """Count it in a database of its own."""
+    prepare(url)
+    with (
+        proxied(url) as (through, wire),
+        running(way, through, counted=True) as it,
+        connected(url) as connection,
+    ):
+        for _ in range(WARM_UP):
+            write(connection, 1)
+            wait(connection, way)
+        marks = [it.mark(wire)]
+        time.sleep(idle_for)
+        marks.append(it.mark(wire))
+        for _ in range(alone):
+            write(connection, 1)
+            wait(connection, way)
+        marks.append(it.mark(wire))
+        write(connection, backlog)
+        wait(connection, way)
+        marks.append(it.mark(wire))
+    idle, one, many = [other.since(mark) for mark, other in pairwise(marks)]
+    return one.without(idle).of(alone), many.without(idle).of(backlog)
 
 
 def times(conditions: Conditions) -> Iterator[Answer]:

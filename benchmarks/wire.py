@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -49,11 +49,16 @@ def proxied(url: str) -> Iterator[tuple[str, Wire]]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
         server.close()
-        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(_end(asyncio.all_tasks(loop)))
         loop.close()
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # sockets that were aborted are closed
 
 
 class _Session:
@@ -78,18 +83,22 @@ class _Session:
             writer.close()
 
         answering = asyncio.create_task(answer())
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            # Only the first message has no type.
-            kind = b""
-            while True:
-                size = await reader.readexactly(4)
-                body = await reader.readexactly(int.from_bytes(size) - 4)
-                self._count(kind, body)
-                to_server.write(kind + size + body)
-                kind = await reader.readexactly(1)
-        to_server.close()
-        with suppress(ConnectionError):
-            await answering
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                # Only the first message has no type.
+                kind = b""
+                while True:
+                    size = await reader.readexactly(4)
+                    body = await reader.readexactly(int.from_bytes(size) - 4)
+                    self._count(kind, body)
+                    to_server.write(kind + size + body)
+                    kind = await reader.readexactly(1)
+            to_server.close()
+            with suppress(ConnectionError):
+                await answering
+        finally:
+            for each in (writer, to_server):
+                each.transport.abort()
 
     def _count(self, kind: bytes, body: bytes) -> None:
         if self._was_answered:

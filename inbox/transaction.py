@@ -31,7 +31,6 @@ Then the lock on the table of receipts tells the two apart.
 from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeAlias
-from weakref import WeakSet
 
 from sqlalchemy import (
     ColumnElement,
@@ -367,15 +366,11 @@ def _join(session: Session, _: SessionTransaction, connection: Connection) -> No
         held.refuse(_ROLLBACK)
 
 
-_LISTENED_TO: Final[WeakSet[Engine]] = WeakSet()
-
-
 def _attach(connection: Connection, held: Held) -> None:
     connection.execution_options(**{_HELD: held})
     # Only engines with receipts have listeners, which make each statement a bit slower.
     engine = connection.engine
-    if engine not in _LISTENED_TO:
-        _LISTENED_TO.add(engine)
+    if not event.contains(engine, "commit", _before_commit):
         event.listen(engine, "before_cursor_execute", _before_statement)
         event.listen(engine, "rollback", _before_rollback)
         event.listen(engine, "prepare_twophase", _before_commit)

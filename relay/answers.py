@@ -1,14 +1,19 @@
-"""The answers to the messages of a batch, collected as they arrive."""
+"""The answers to the messages of a batch, and what a failed call had published."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Final, Generic, TypeVar
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
+from outbox.bounded_dict import BoundedDict
 from outbox.message import Message
-from relay.publisher import Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked
 
 A = TypeVar("A")
 
+_MAX_AGE: Final = 300.0
 _BEHIND: Final = Nacked("it waits behind a refused message of its key")
 
 
@@ -70,3 +75,31 @@ class Answers(Generic[A]):
         answers = [answer for answer in self.given if answer is not None]
         assert len(answers) == len(self.batch), "a message without an answer"
         return answers
+
+
+class PublishedIds:
+    """The ids of messages that the broker confirmed in a call that raised.
+
+    A batch sent as several requests can fail halfway. The messages confirmed by then
+    needn't be sent again when the relay retries the batch. Each id is remembered for at
+    most five minutes, until it is looked up.
+    """
+
+    def __init__(self) -> None:
+        self._published_at: BoundedDict[UUID, float] = BoundedDict()
+
+    @contextmanager
+    def kept(self, answers: Answers[Any]) -> Iterator[None]:
+        """If the block raises, remember what was acked until then."""
+        try:
+            yield
+        except BaseException:
+            for message, answer in zip(answers.batch, answers.given, strict=True):
+                if isinstance(answer, Acked):
+                    self._published_at[message.id] = time.monotonic()
+            raise
+
+    def pop(self, id: UUID) -> bool:
+        """Return whether a message was published recently, and forget it."""
+        published_at = self._published_at.pop(id, None)
+        return published_at is not None and time.monotonic() - published_at < _MAX_AGE

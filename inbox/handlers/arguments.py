@@ -104,14 +104,12 @@ class Arguments:
             DeadLetter: a payload doesn't match its annotation.
         """
         return tuple(
-            [
-                first
-                if argument is Role.SESSION or argument is Role.JOB
-                else message
-                if argument is Role.MESSAGE
-                else self._payload(argument, message)
-                for argument in self.inner
-            ]
+            first
+            if argument is Role.SESSION or argument is Role.JOB
+            else message
+            if argument is Role.MESSAGE
+            else self._payload(argument, message)
+            for argument in self.inner
         )
 
     def _payload(self, argument: Argument, message: Any) -> Any:

@@ -143,8 +143,10 @@ class Attempt:
         """Call the handler, a coroutine function, with a session or connection."""
         message = self._upcast(new)
         terms, call = self.handler.terms, self.handler.call
+        limit = terms.time_limit
+        seconds = None if limit is None else limit.total_seconds()
         with terms.timed(call):
-            async with terms.limited():
+            async with asyncio.timeout(seconds):
                 result = await call(*terms.arguments.of(first, message))
             refuse_unrun(call, result)
 

@@ -150,7 +150,7 @@ class Executor:
         async with self._turn:
             call = self.calls.begin(handler, messages[0])
             attempt = make(handler, messages, self._consumer, self._max_idle, call)
-            if handler.is_async:
+            if is_async(handler.call):
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
                 running = self._handlers.run(self._attempt, attempt)

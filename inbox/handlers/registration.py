@@ -1,12 +1,12 @@
 """Register handlers: of single messages, of batches, and long ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from inbox.handlers.routes import Routes, name_of
-from inbox.handlers.signature import Takes, is_async
+from inbox.handlers.signature import Takes
 from inbox.handlers.terms import Terms
 from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError, check_type
@@ -21,7 +21,6 @@ class Registered:
         size: the maximum number of messages in one call of a batch handler. They have
             different keys, unless the queue doesn't keep order.
         lease: how long a process that hangs keeps the job of a long handler.
-        is_async: whether it is a coroutine function.
     """
 
     call: Callable[..., Any]
@@ -29,7 +28,6 @@ class Registered:
     terms: Terms
     size: int = 1
     lease: timedelta = timedelta(0)
-    is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse invalid terms of its kind.
@@ -38,7 +36,6 @@ class Registered:
             ConfigError: the size or the lease is of another type, or below its minimum.
         """
         self.__qualname__ = name_of(self.call)
-        self.is_async = is_async(self.call)
         check_type("max_size", self.size, int, "pass a whole number")
         check_duration("lease", self.lease)
         if self.takes is Takes.MANY and self.size < 2:

@@ -9,12 +9,7 @@ import concurrent.futures
 import contextvars
 import time
 from collections.abc import Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
@@ -95,7 +90,6 @@ def call_alone(function: Callable[..., T], *arguments: Any) -> T:
         return contextvars.copy_context().run(function, *arguments)
 
 
-_ENDLESS: Final = nullcontext()
 # A future refuses the first, and takes the second for its own cancellation.
 _SPECIAL: Final = (StopIteration, concurrent.futures.CancelledError)
 
@@ -156,21 +150,13 @@ class Terms:
             return isinstance(error, self.permanent)
         return call_alone(self.permanent, error)
 
-    def limited(self) -> AbstractAsyncContextManager[object]:
-        """Cancel what the block awaits after the time limit."""
-        limit = self.time_limit
-        return _ENDLESS if limit is None else asyncio.timeout(limit.total_seconds())
-
-    def timed(self, handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    @contextmanager
+    def timed(self, handler: Callable[..., Any]) -> Iterator[None]:
         """Let a call of the handler, which the block makes, fail after its time limit.
 
         Raises:
             HandlerTimeoutError: it took longer, whatever it did or raised at its end.
         """
-        return _ENDLESS if self.time_limit is None else self._timed(handler)
-
-    @contextmanager
-    def _timed(self, handler: Callable[..., Any]) -> Iterator[None]:
         started = time.monotonic()
         try:
             yield

@@ -12,6 +12,7 @@ def upgrade() -> None:
     """Run the SQL files."""
     for file in (
         "versions/0008_copy.up.sql",
+        "versions/0008_subscribe.up.sql",
         "versions/0008_life.up.sql",
         "versions/0008_differences.up.sql",
         "versions/0008_comments.up.sql",

@@ -116,19 +116,16 @@ def list_readers(
     """Return the readers, or the one of this name; those dropped come last."""
     with connection.transaction():
         limit(connection, _PATIENCE)
-        return _read_readers(connection, name, MOST_COUNTED)
+        names = None if name is None else [name]
+        return read_readers(connection, names, MOST_COUNTED)
 
 
-def measure_held(connection: AdministrationConnection) -> list[Reader]:
-    """Return the readers with the days that they hold back, without counting more."""
-    return _read_readers(connection, None, 1)
-
-
-def _read_readers(
-    connection: AdministrationConnection, name: str | None, most: int
+def read_readers(
+    connection: AdministrationConnection, names: Sequence[str] | None, most: int
 ) -> list[Reader]:
+    """Return readers, and up to this many messages of each; None: all readers."""
     with connection.cursor(row_factory=class_row(Reader)) as cursor:
-        values = {"reader": name, "most": most}
+        values = {"readers": names, "most": most}
         return cursor.execute(load("outbox", "list_readers"), values).fetchall()
 
 

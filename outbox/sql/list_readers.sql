@@ -1,14 +1,14 @@
 -- Does:  List the readers of the outbox, with what each has still to publish or to handle, and what it holds back.
--- Takes: reader (null: all), most (messages that are counted of each)
+-- Takes: readers (null: all), most (messages that are counted of each)
 -- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created; if more wait in the log of that day, the oldest of those counted), days (partitions with such messages), bytes (of these, with the positions and the log)
 -- Index: message_lane_idx above the positions; reads the log
 WITH last AS MATERIALIZED (
-    SELECT p.* FROM outbox.last_positions() AS p WHERE p.last_seq > p.up_to AND (p.reader = %(reader)s OR %(reader)s::text IS NULL)
+    SELECT p.* FROM outbox.last_positions() AS p WHERE p.last_seq > p.up_to AND (p.reader = ANY (%(readers)s) OR %(readers)s::text[] IS NULL)
 ), other AS MATERIALIZED (
     SELECT w.reader, d.starts_at, count(*) AS messages, min(w.created_at) AS created_at
       FROM (SELECT m.reader, m.created_at FROM outbox.late_messages() AS m
              UNION ALL
-            SELECT e.reader, e.created_at FROM outbox.open_deferrals(at_most => %(most)s) AS e) AS w
+            SELECT e.reader, e.created_at FROM outbox.open_deferrals(%(readers)s, %(most)s) AS e) AS w
       JOIN outbox.partitions('outbox.message') AS d ON w.created_at >= d.starts_at AND w.created_at < d.ends_at
      GROUP BY w.reader, d.starts_at
 ), kept AS MATERIALIZED (
@@ -68,5 +68,5 @@ SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped
          FROM (SELECT q.starts_at, min(q.created_at) AS created_at FROM kept AS q WHERE q.reader = r.reader GROUP BY q.starts_at) AS k
          JOIN size AS z USING (starts_at)
        ) AS held
- WHERE r.reader = %(reader)s OR %(reader)s::text IS NULL
+ WHERE r.reader = ANY (%(readers)s) OR %(readers)s::text[] IS NULL
  ORDER BY s.dropped_at IS NOT NULL, r.created_at, r.reader

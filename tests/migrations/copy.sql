@@ -220,6 +220,11 @@ GRANT SELECT ON inbox.message, inbox.job_status, inbox.unsettled_delivery TO pil
 GRANT INSERT (message_id, lane, schema_version, topic, key, tenant, content_type, headers, payload) ON inbox.message TO pillarbox_relay;
 GRANT SELECT ON inbox.message_life TO pillarbox_monitor;
 
+DROP FUNCTION outbox.overlap;
+CREATE OR REPLACE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
+                                            role name DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql AS $body$ BEGIN RAISE EXCEPTION 'an earlier checkout adds no topics of consumers'; END $body$;
+
 DO $differences$
 BEGIN
     EXECUTE replace(pg_get_functiondef('outbox.schema_differences'::regproc), '(''outbox.deferral_entry_seq''',

@@ -114,6 +114,8 @@ def test_messages_refused_for_a_long_time_are_listed_with_a_consumer_s(
     )
     # One of these reads another outbox: only it knows what it blocks.
     record_process(database_url, "consumer", "billing", blocked_keys=1)
+    add_consumer(database_url, "mails--bulk", "mails")  # of its queue
+    record_process(database_url, "consumer", "mails", blocked_keys=2)
     record_process(database_url, "consumer", "reports", blocked_keys=4)
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--json", "--database", url]) == 0
@@ -122,7 +124,7 @@ def test_messages_refused_for_a_long_time_are_listed_with_a_consumer_s(
     assert [it["reader"] for it in said["messages"]].count("billing") == 1
     consumer = as_role(database_url, "pillarbox_consumer")
     assert main(["blocked", "--side=inbox", "--database", consumer]) == 0
-    assert capsys.readouterr().out.startswith("5 blocked keys, 0 refused")
+    assert capsys.readouterr().out.startswith("7 blocked keys, 0 refused")
 
 
 def test_beyond_a_number_refused_messages_are_not_counted(database_url: str) -> None:

@@ -1,17 +1,22 @@
 """Claims: concurrent settlement, late commits, open transactions, large headers."""
 
+import sys
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
 import outbox.log.claim
+from inbox.sources.postgres.window_lane import WindowLane
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.log.claim import claim_batch
 from outbox.log.lanes.batch import ClaimedBatch
 from outbox.log.lanes.board import LaneBoard
+from outbox.log.lanes.lane import Lane
 from outbox.log.process import SETTINGS
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
@@ -90,6 +95,35 @@ async def test_claims_of_a_day_share_one_plan_and_other_statements_have_none(
     # PostgreSQL plans the first five for their parameters.
     assert sum(generic for generic, _ in found) >= 10, found
     assert prepared == (len(found),)
+
+
+@pytest.mark.parametrize("kind", [Lane, WindowLane])
+async def test_each_idle_lane_costs_a_claim_at_most_eight_calls_of_python(
+    kind: type[Lane], database_url: str
+) -> None:
+    # Each message that comes alone costs a claim of all lanes.
+    none: Any = {}
+    calls: Counter[int] = Counter()
+    async with await connect(database_url, application_name="test") as connection:
+        for lanes in (16, 48):
+            board = LaneBoard(HeldLease(range(lanes)), 1)
+            if kind is WindowLane:
+                board.make_lane = lambda number: WindowLane(number, none, none)
+            board.take(range(lanes))
+            assert not (await claim(connection, board)).rows
+
+            def called(_: object, event: str, __: object, lanes: int = lanes) -> None:
+                calls[lanes] += event == "call"
+
+            sys.setprofile(called)
+            try:
+                board.wake()
+                await claim(connection, board)
+            finally:
+                sys.setprofile(None)
+
+    # Waiting for the server can take some more.
+    assert (calls[48] - calls[16]) / 32 < 9
 
 
 async def test_a_relay_that_takes_over_starts_at_the_position(

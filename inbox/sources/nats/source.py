@@ -79,9 +79,9 @@ class NatsSource:
         self._warnings: list[str] = []
         self.abilities = Abilities(warnings=lambda: self._warnings)
         self._link = NatsLink(
-            self._settings,
-            "source",
-            self._prepare,
+            settings=self._settings,
+            owner="source",
+            prepare=self._prepare,
             on_lost=lambda _: self._keeper.news.set(),
             on_refusal=self._refused,
         )

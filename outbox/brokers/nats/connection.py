@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nats.errors import Error as NatsError
@@ -245,32 +246,24 @@ class NatsConnection:
         return self.lost
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class NatsLink:
     """The connection of a publisher or source, which is replaced once it is lost.
 
-    Args:
+    Attributes:
         owner: its name in error messages.
         prepare: called with each new connection before it is used.
         on_lost, on_refusal: as of `NatsConnection`.
     """
 
-    def __init__(
-        self,
-        settings: NatsSettings,
-        owner: str,
-        prepare: Callable[[NatsConnection], Awaitable[None]],
-        *,
-        on_lost: Callable[[BrokerUnavailableError], None],
-        on_refusal: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._closed = f"the {owner} is closed"
-        self._prepare = prepare
-        self._on_lost = on_lost
-        self._on_refusal = on_refusal
-        self._turn = asyncio.Lock()
-        self._connection: NatsConnection | None = None
-        self._is_open = False
+    settings: NatsSettings
+    owner: str
+    prepare: Callable[[NatsConnection], Awaitable[None]]
+    on_lost: Callable[[BrokerUnavailableError], None]
+    on_refusal: Callable[[str], None]
+    _is_open: bool = False
+    _connection: NatsConnection | None = None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> NatsConnection:
         """Connect, and let `connected` do so again; raises the same errors."""
@@ -286,19 +279,19 @@ class NatsLink:
         """
         async with self._turn:
             if not self._is_open:
-                raise self._settings.unavailable(self._closed)
+                raise self.settings.unavailable(f"the {self.owner} is closed")
             if self._connection is not None and self._connection.lost is None:
                 return self._connection
             connection = NatsConnection(
-                self._settings, on_lost=self._on_lost, on_refusal=self._on_refusal
+                self.settings, on_lost=self.on_lost, on_refusal=self.on_refusal
             )
             await connection.open()
             try:
-                await self._prepare(connection)
+                await self.prepare(connection)
             except BaseException as error:
                 await connection.drop()
                 if isinstance(error, NatsError | ApiError):
-                    raise self._settings.unavailable(error) from error
+                    raise self.settings.unavailable(error) from error
                 raise
             self._connection = connection
             return connection
@@ -308,4 +301,4 @@ class NatsLink:
         self._is_open = False
         async with self._turn:
             if self._connection is not None:
-                await self._connection.drop(self._closed)
+                await self._connection.drop(f"the {self.owner} is closed")

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from outbox.administration.readers import list_consumers, measure_held
+import psycopg
+
+from outbox.administration.readers import list_consumers, read_readers
 from outbox.observability.measures.backlog import Backlog, Rate, read_lags
 from outbox.observability.measures.processes import Process
 from outbox.observability.measures.reading import Reading
@@ -38,7 +41,8 @@ class ConsumerStatus:
             records itself in another database. A consumer that reads the outbox, and
             each named queue of one, holds a lock in this database while it runs.
         lag: its messages that are not settled; None if it uses another broker.
-        held: what is kept for it, if it isn't running and messages wait.
+        held: what is kept for it, if it isn't running and messages have waited for more
+            than a day; None also if finding this out took too long.
         rate: how fast it handled the messages that were added within the window.
     """
 
@@ -50,6 +54,7 @@ class ConsumerStatus:
     rate: Rate | None
 
 
+_LONG: Final = timedelta(days=1)
 _UNSIGNED: Final = 0xFFFFFFFF
 """pg_locks shows a lock's class as an unsigned number."""
 
@@ -81,12 +86,13 @@ def read_consumers(
     lags = read_lags(reading, readers) if readers else {}
     recorded = Counter(it.name for it in running or ())
     replicas = recorded | _count_members(reading, readers)
-    is_held = any(not replicas[name] and lag.messages for name, lag in lags.items())
-    held = {
-        it.reader: Held(days=it.days, bytes=it.bytes, since=it.oldest)
-        for it in (measure_held(reading.connection) if is_held else ())
-        if it.oldest is not None and not replicas[it.reader]
-    }
+    behind = [
+        name
+        for name, lag in lags.items()
+        if not replicas[name] and lag.waited is not None and lag.waited > _LONG
+    ]
+    # All days are opened, which takes longer than counting in recent ones.
+    held = _read_held(reading, behind) if behind else {}
     return tuple(
         ConsumerStatus(
             name=name,
@@ -105,3 +111,15 @@ def _count_members(reading: Reading, readers: Sequence[str]) -> Counter[str]:
     rows = reading.rows(load("outbox", "count_members"), member=int(Lock.MEMBER))
     members = {row["class"]: row["members"] for row in rows}
     return Counter({it: members.get(reader_class(it) & _UNSIGNED, 0) for it in readers})
+
+
+def _read_held(reading: Reading, consumers: Sequence[str]) -> dict[str, Held]:
+    connection = reading.connection
+    # The rest is known, if there are too many messages of others.
+    with suppress(psycopg.errors.QueryCanceled), connection.transaction():
+        return {
+            it.reader: Held(days=it.days, bytes=it.bytes, since=it.oldest)
+            for it in read_readers(connection, consumers, 1)
+            if it.oldest is not None
+        }
+    return {}

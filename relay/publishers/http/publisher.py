@@ -17,8 +17,7 @@ from outbox.brokers.http import HttpOptions
 from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
-from relay.answers import Answers
-from relay.published_ids import PublishedIds
+from relay.answers import Answers, PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.batch import Batch

@@ -145,9 +145,9 @@ class NatsPublisher:
         self._max_payload_bytes = options.max_payload_bytes
         self._timeout = options.timeout.total_seconds()
         self._link = NatsLink(
-            self._settings,
-            "publisher",
-            self._prepare,
+            settings=self._settings,
+            owner="publisher",
+            prepare=self._prepare,
             on_lost=self._lost,
             on_refusal=self._forbidden,
         )

@@ -22,8 +22,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.url import without_password
-from relay.answers import Answers
-from relay.published_ids import PublishedIds
+from relay.answers import Answers, PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 

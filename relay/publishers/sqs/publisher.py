@@ -15,8 +15,7 @@ from outbox.brokers.sqs.message import group_of, typed, write
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
-from relay.answers import Answers
-from relay.published_ids import PublishedIds
+from relay.answers import Answers, PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.sending import Entry, Sending, refusal_of

@@ -9,8 +9,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from outbox.errors import DatabaseUnavailableError
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import Lock, LockHolder
+from outbox.postgres.connection import connect
 from outbox.postgres.lease import Lease
 from pillarbox import ConfigError
 from tests.fixtures.sessions import execute
@@ -219,3 +221,15 @@ def test_the_numbers_of_locks_are_unique_and_none_is_a_lane() -> None:
     lanes = [int(lane) for priority in PRIORITIES for lane in lanes_of(priority)]
 
     assert len({*values, *lanes}) == len(values) + len(lanes)
+
+
+async def test_a_statement_without_an_answer_ends_its_session(
+    database_url: str,
+) -> None:
+    async with await connect(
+        database_url, application_name="test", answer_limit=0.2
+    ) as connection:
+        await connection.execute("SELECT 1")
+        with pytest.raises(DatabaseUnavailableError, match=r"no answer within 0\.2 s"):
+            await connection.execute("SELECT pg_sleep(60)")
+        assert connection.closed
