@@ -15,7 +15,7 @@ from outbox import tracing
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers, ProcessMeasured
 from outbox.gather import Process
-from outbox.log.process import ReadingProcess
+from outbox.log.process import Purpose, ReadingProcess
 from outbox.observability.health import Outages
 from outbox.observability.logging import logged
 from outbox.observability.presence import Presence
@@ -141,14 +141,19 @@ class Relay(Process):
     async def _run(self) -> None:
         if tracing.tracer is not None:
             tracing.tracer.receive(tracing.system_of(self._publisher))
-        await self._process.run(self)
+        await self._process.run(
+            Purpose(
+                grant=_GRANT,
+                enter=self._enter,
+                started=self._report_start,
+                workers=self._workers,
+                tasks=self._tasks,
+                recorded=self._recorded,
+            )
+        )
         self._notify(RelayStopped())
 
-    def grant(self, _role: str) -> str:
-        """Return what to do if a right is missing."""
-        return _GRANT
-
-    async def enter(self, stack: AsyncExitStack, connection: Connection) -> None:
+    async def _enter(self, stack: AsyncExitStack, connection: Connection) -> None:
         """Enter the publisher; add the reader, if this is the first relay."""
         await stack.enter_async_context(self._publisher)
         await self._reader.refuse_own_outbox(connection)
@@ -156,12 +161,11 @@ class Relay(Process):
             # No sooner: it records the broker.
             await self._reader.add_main(connection, from_now=self._from_now)
 
-    def started(self) -> None:
-        """Report the start."""
+    def _report_start(self) -> None:
         self._notify(RelayStarted(publisher=self._name))
         self._started.set()
 
-    def tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
+    def _tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
         """Return the checks of the broker, and the moves of large rows."""
         interval = self._config.broker_check_interval.total_seconds()
         yield check_broker(
@@ -169,8 +173,7 @@ class Relay(Process):
         )
         yield self._oversized.run()
 
-    def workers(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return the workers, which publish."""
+    def _workers(self) -> Iterable[Coroutine[Any, Any, None]]:
         process = self._process
         for link in process.links:
             yield Worker(
@@ -187,9 +190,7 @@ class Relay(Process):
                 notify=self._notify,
             ).run()
 
-    def recorded(self) -> AbstractAsyncContextManager[object]:
-        """Record the relay in its database."""
-
+    def _recorded(self) -> AbstractAsyncContextManager[object]:
         async def write(values: dict[str, Any]) -> None:
             link = self._process.sweep_link
             async with link.lock:

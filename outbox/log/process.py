@@ -10,14 +10,21 @@ import os
 import socket
 from collections.abc import (
     AsyncIterator,
+    Awaitable,
     Callable,
     Collection,
     Coroutine,
     Iterable,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final, Protocol
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psycopg
 
@@ -86,26 +93,25 @@ _DAYS_DELAY: Final = 1.0
 """Seconds before missing days are made, which takes longer than the first claims."""
 
 
-class Purpose(Protocol):
-    """What a process reads the outbox for: to publish messages, or to handle them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purpose:
+    """What a process reads the outbox for: to publish messages, or to handle them.
 
-    def grant(self, role: str) -> str:
-        """Return what to do if the role, a quoted name, lacks a right."""
+    Attributes:
+        grant: what to do if the role lacks a right; `{}` is for its quoted name.
+        enter: begins, and adds to the stack what to leave at the end.
+        started: called when the database and all else was reached.
+        workers: what claims and settles; each is in `in_flight` while it must end.
+        tasks: what to run until all workers have ended.
+        recorded: records the process in the database for a block.
+    """
 
-    async def enter(self, stack: AsyncExitStack, connection: Connection) -> None:
-        """Begin, and add to the stack what to leave at the end."""
-
-    def started(self) -> None:
-        """Record that the database and all else was reached."""
-
-    def tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return what to run until all workers have ended."""
-
-    def workers(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return what claims and settles; each is in `in_flight` while it must end."""
-
-    def recorded(self) -> AbstractAsyncContextManager[object]:
-        """Record the process in the database for the block."""
+    grant: str
+    enter: Callable[[AsyncExitStack, Connection], Awaitable[None]]
+    started: Callable[[], None]
+    workers: Callable[[], Iterable[Coroutine[Any, Any, None]]]
+    tasks: Callable[[], Iterable[Coroutine[Any, Any, None]]] = tuple
+    recorded: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
 
 class ReadingProcess:
@@ -240,7 +246,7 @@ class ReadingProcess:
                 "the database has no schema outbox: run pillarbox migrate"
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:
-            grant = purpose.grant(for_sql(await self._role()))
+            grant = purpose.grant.format(for_sql(await self._role()))
             raise ConfigError(
                 f"{message_of(error)}: {remedy_of(error, grant)}"
             ) from error

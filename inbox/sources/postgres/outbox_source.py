@@ -8,9 +8,7 @@ it claims, orders, defers and takes lanes over as relays do.
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
-    nullcontext,
     suppress,
 )
 from datetime import timedelta
@@ -44,7 +42,7 @@ from outbox.log.events import (
     ReaderDropped,
 )
 from outbox.log.lanes.batch import PUBLISHED, Disposition
-from outbox.log.process import ReadingProcess
+from outbox.log.process import Purpose, ReadingProcess
 from outbox.log.registration import Registration
 from outbox.postgres.connection import Connection
 from outbox.postgres.days import PartitionsNotMade
@@ -135,8 +133,14 @@ class PostgresSource:
                 messages; the role isn't a member of pillarbox_reader; or the URL leads
                 through a pooler.
         """
+        purpose = Purpose(
+            grant=_GRANT,
+            enter=self._enter,
+            started=self._started.set,
+            workers=self._workers,
+        )
         try:
-            self._running = await start(self._process.run(self), self._started)
+            self._running = await start(self._process.run(purpose), self._started)
         except DatabaseUnavailableError as error:
             await self.__aexit__()
             raise self._away(str(error)) from error
@@ -156,25 +160,12 @@ class PostgresSource:
             await running
         await end([running])
 
-    def grant(self, role: str) -> str:
-        """Return what to do if the role, a quoted name, lacks a right."""
-        return _GRANT.format(role)
-
-    async def enter(self, _stack: AsyncExitStack, connection: Connection) -> None:
+    async def _enter(self, _stack: AsyncExitStack, connection: Connection) -> None:
         """Look for topics that no handler takes."""
         record = await self._registration.read(connection)
         self._warnings = warn_unhandled(record.topics or (), self._topics)
 
-    def started(self) -> None:
-        """Record that the database was reached."""
-        self._started.set()
-
-    def tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return nothing: the consumer does the rest."""
-        return ()
-
-    def workers(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return the worker, which hands messages over."""
+    def _workers(self) -> Iterable[Coroutine[Any, Any, None]]:
         process = self._process
         yield HandlerWorker(
             process.sweep_link,
@@ -185,10 +176,6 @@ class PostgresSource:
             stop=process.stopping,
             notify=self._on_event,
         ).run()
-
-    def recorded(self) -> AbstractAsyncContextManager[object]:
-        """Record nothing: the consumer does, in the database of its handlers."""
-        return nullcontext()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return messages that were claimed.
