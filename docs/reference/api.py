@@ -101,7 +101,8 @@ def _described(value: Any) -> dict[str, str]:
 
 def _dataclasses(value: Any) -> list[type]:
     """Return a dataclass and those that it extends."""
-    return [it for it in getattr(value, "__mro__", ()) if is_dataclass(it)]
+    classes: tuple[type, ...] = getattr(value, "__mro__", ())
+    return [it for it in classes if "__dataclass_fields__" in vars(it)]
 
 
 def _section(name: str) -> str:
