@@ -92,8 +92,17 @@ def parameters(name: str) -> dict[str, str]:
 
 
 def _described(value: Any) -> dict[str, str]:
-    _, sections = _split(inspect.getdoc(value) or "")
-    return _entries(sections.get("Args", "") + sections.get("Attributes", ""))
+    described: dict[str, str] = {}
+    for each in [*reversed(_dataclasses(value)), value]:
+        _, sections = _split(inspect.getdoc(each) or "")
+        described |= _entries(sections.get("Args", "") + sections.get("Attributes", ""))
+    return described
+
+
+def _dataclasses(value: Any) -> list[type]:
+    """Return a dataclass and those that it extends."""
+    classes: tuple[type, ...] = getattr(value, "__mro__", ())
+    return [it for it in classes if "__dataclass_fields__" in vars(it)]
 
 
 def _section(name: str) -> str:
@@ -190,7 +199,7 @@ def _parameters(value: Any) -> list[Parameter]:
         return []
     if inspect.isfunction(value.__init__) and not _has_generated_init(value):
         return _of_function(value.__init__)
-    return [*_of_fields(value)]
+    return [it for each in reversed(_dataclasses(value)) for it in _of_fields(each)]
 
 
 def _has_generated_init(value: type) -> bool:
@@ -231,9 +240,7 @@ def _parameter(
 
 
 def _of_fields(value: type) -> Iterator[Parameter]:
-    """Yield the fields of a dataclass as parameters."""
-    if not is_dataclass(value):
-        return
+    """Yield the fields that a dataclass adds, as parameters."""
     node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     assert isinstance(node, ast.ClassDef)
     keywords = ast.unparse(node.decorator_list[0])
