@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 import psycopg
 
+from outbox.brokers.options import DIRECT
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.events import Event
 from outbox.gather import end, gather
@@ -72,7 +73,7 @@ SETTINGS: Final = {
     # for the others.
     "plan_cache_mode": "auto",
     # Otherwise the planner compares each statement with the CHECK constraints of each
-    # partition that it reads, none of which excludes a row that the relay looks for.
+    # partition that it reads, none of which excludes a row that a claim looks for.
     # Partitions are pruned regardless.
     "constraint_exclusion": "off",
     # Not even the policies of consumers that are kept apart apply to the outbox.
@@ -133,7 +134,8 @@ class ReadingProcess:
     ) -> None:
         # Short, because PostgreSQL truncates it to 63 bytes and the part comes last.
         host = socket.gethostname()[:30]
-        self.application = f"pillarbox relay {host} {os.getpid()}"
+        kind = "consumer" if registration.own == DIRECT else "relay"
+        self.application = f"pillarbox {kind} {host} {os.getpid()}"
         self.server = Server()
         self.stopping = asyncio.Event()
         self.in_flight: set[asyncio.Task[Any]] = set()

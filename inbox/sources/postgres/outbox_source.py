@@ -132,7 +132,7 @@ class PostgresSource:
         Raises:
             BrokerUnavailableError: the database is unreachable, or read-only.
             ConfigError: the reader of this name belongs to relays, or discards its
-                messages; the role isn't a member of pillarbox_relay; or the URL leads
+                messages; the role isn't a member of pillarbox_reader; or the URL leads
                 through a pooler.
         """
         try:
@@ -191,7 +191,7 @@ class PostgresSource:
         return nullcontext()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return messages that the relay has claimed.
+        """Return messages that were claimed.
 
         Raises:
             BrokerUnavailableError: the database is unavailable, or the reader was
