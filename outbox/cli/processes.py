@@ -202,8 +202,9 @@ class Processes:
             try:
                 process = await self._start(number)
                 pid = process.pid
-                status = await self._end_of(process)
-                reason = _reason(status)
+                code = await self._end_of(process)
+                reason = _reason(code)
+                status = code if code >= 0 else _SIGNALLED - code
             except OSError as error:
                 status, reason = os.EX_OSERR, one_line(error)
             self._addresses[number] = None
@@ -221,7 +222,7 @@ class Processes:
             )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
-            delay = min(2 * delay, _MAX_DELAY)
+            delay, status = min(2 * delay, _MAX_DELAY), 0
         return status
 
     async def _start(self, number: int) -> asyncio.subprocess.Process:
@@ -238,16 +239,17 @@ class Processes:
         return process
 
     async def _end_of(self, process: asyncio.subprocess.Process) -> int:
-        """Return the exit status of a process; as a shell does, if it was killed."""
+        """Return the exit status of a process, or the negative number of a signal."""
         self._running.add(process)
         if self._killed_by:
             process.kill()
-        status = await process.wait()
+        code = await process.wait()
         self._running.discard(process)
-        return status if status >= 0 else _SIGNALLED - status
+        return code
 
 
-def _reason(status: int) -> str:
-    if status <= _SIGNALLED:
-        return f"exit status {status}"
-    return signal.Signals(status - _SIGNALLED).name
+def _reason(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # not all signals have a name
+        return f"exit status {code}" if code >= 0 else f"signal {-code}"

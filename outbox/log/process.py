@@ -79,7 +79,7 @@ SETTINGS: Final = {
     # for the others.
     "plan_cache_mode": "auto",
     # Otherwise the planner compares each statement with the CHECK constraints of each
-    # partition that it reads, none of which excludes a row that the relay looks for.
+    # partition that it reads, none of which excludes a row that a claim looks for.
     # Partitions are pruned regardless.
     "constraint_exclusion": "off",
     # Not even the policies of consumers that are kept apart apply to the outbox.

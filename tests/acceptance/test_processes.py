@@ -36,6 +36,11 @@ def make_if_allowed():
         raise LookupError("no such setting")
     return consumer
 """
+EXITS = f"""{APP}
+@consumer.handles("exit")
+def leave(session, message):
+    os._exit(255)
+"""
 SHARES = """
     SELECT count(*) FROM pg_locks
      WHERE locktype = 'advisory' AND classid = %s AND objid < 48 AND granted
@@ -195,6 +200,21 @@ async def test_one_that_cannot_start_again_is_tried_again_while_the_others_work(
     wait_for("it is handled", lambda: site.effects() == ["1"])
     broken.unlink()
     parent.wait_for_log("ConsumerStarted", times=3)
+    parent.terminate()
+    assert parent.wait() == 0, parent.log()
+
+
+async def test_one_that_ends_with_any_signal_or_status_is_replaced(
+    site: Site, tmp_path: Path
+) -> None:
+    (tmp_path / "shop_app.py").write_text(EXITS)
+    parent = site.run("shop_app:make", "--processes=2")
+    parent.wait_for_log("ConsumerStarted", times=2)
+    unnamed = signal.SIGRTMIN + 1
+    os.kill(children(parent)[2], unnamed)
+    parent.wait_for_log(f"reason='signal {unnamed}'")
+    await site.publish(Message("exit", b""))
+    parent.wait_for_log("reason='exit status 255'")
     parent.terminate()
     assert parent.wait() == 0, parent.log()
 

@@ -105,7 +105,7 @@ class PostgresSource:
             drain=leave_timeout,
         )
         self._process = ReadingProcess(
-            url, self._registration, self._config, self._on_event, kind="inbox"
+            url, self._registration, self._config, self._on_event, kind="consumer"
         )
         self.abilities = Abilities(
             leave_out=self._handover.leave_out,

@@ -26,14 +26,15 @@ def check_readers(
         if reader.dropped_at is not None or reader.discards:
             continue
         if reader.oldest is not None and datetime.now(UTC) - reader.oldest > _BEHIND:
-            relay = f"relay --reader {for_shell(reader.reader)}"
+            name = for_shell(reader.reader)
+            relay = f"relay --reader {name}"
             start = "consume MODULE:NAME" if reader.is_consumer else relay
             yield warning(
                 f"reader {reader.reader} has not {reader.settled_as}"
                 f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}, and holds"
                 f" back {held_by(reader)}",
                 f"pillarbox {start}"
-                "  # or, if it is not needed any more, pillarbox readers drop",
+                f"  # or, if it is not needed any more, pillarbox readers drop {name}",
             )
 
 

@@ -54,6 +54,9 @@ LETTERS = (
     "SELECT topic, message_id, attempts, error_reason, octet_length(payload)"
     " FROM inbox.dead_letter"
 )
+SESSIONS = (
+    "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
+)
 UNSETTLED = "SELECT count(*) FROM outbox.unsettled_message WHERE reader = 'billing'"
 HOSTILE: dict[str, tuple[Mapping[str, str], str]] = {
     "an id that is no UUIDv7": ({"id": f"'{uuid4()}'"}, "sha256:"),
@@ -291,6 +294,8 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
         status = json.loads(await asyncio.to_thread(run, "status", "--json"))
         said["trace"] = await asyncio.to_thread(run, "trace", str(handled.id))
         said["its key"] = await asyncio.to_thread(run, "trace", str(behind.id))
+        said["sessions"] = str(execute(database_url, SESSIONS))
+    assert re.search(r"pillarbox consumer \S+ \d+ sweep", said["sessions"])
     said["stopped"] = run("trace", str(failed.id))
     insert_row(database_url, {"created_at": "now() - interval '24 hours'"})
     said["left"] = run("doctor")

@@ -176,6 +176,7 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     assert found is not None
     assert int(found[1]) == round(bytes_held / 1024)
     assert behind["remedy"].startswith("pillarbox relay --reader main  # or, if it is")
+    assert behind["remedy"].endswith("any more, pillarbox readers drop main")
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
     # In the first hour of a day, the wait is an hour short of 20 days.
