@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -297,9 +298,14 @@ async def test_a_message_whose_handler_runs_is_not_started_again_after_a_lost_se
         await running.ack()
         await following.ack()
         # Another process may have had the lane, or the server lost what they have done.
-        await (await receive_next(source, "first")).ack()
-        await (await receive_next(source, "second")).ack()
-        await until(database_url, STORED, 3)
+        # The third message comes again if it was acked before the loss was noticed.
+        again: list[str] = []
+        while execute(database_url, STORED) != [(3,)]:
+            with suppress(BrokerUnavailableError):
+                for delivery in await source.receive(limit=1):
+                    again.append(delivery.message.topic)
+                    await delivery.ack()
+        assert [topic for topic in again if topic != "other"] == ["first", "second"]
 
 
 FALLS = (
