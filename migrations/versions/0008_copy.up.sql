@@ -36,7 +36,7 @@ BEGIN
         v_problem := concat_ws('; ', v_problem, format('inbox.message has messages that consumer %s has not handled: %s%s of %s%s, the oldest of %s UTC',
             x.consumer, CASE WHEN x.is_more THEN 'at least ' END, x.messages, array_to_string(x.topics, ', '),
             CASE WHEN x.all_topics > 10 THEN ' and others' END, to_char(x.oldest AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')));
-        v_remedy := concat_ws('; ', v_remedy, format('run the consumer %s of the version before with postgresql://…?inbox=true until it has handled them,'
+        v_remedy := concat_ws('; ', v_remedy, format('run the consumer %s of the version before, with the broker that it had, until it has handled them,'
             ' or discard them: DELETE FROM inbox.subscription WHERE consumer = %1$L', x.consumer));
     END LOOP;
 
@@ -61,7 +61,7 @@ BEGIN
         v_problem := concat_ws('; ', v_problem, format('the outbox has messages that reader %s has not copied to inbox.message: %s%s of %s%s, the oldest of %s UTC',
             x.reader, CASE WHEN x.is_more THEN 'at least ' END, x.messages, array_to_string(x.topics, ', '),
             CASE WHEN x.all_topics > 10 THEN ' and others' END, to_char(x.oldest AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')));
-        v_remedy := concat_ws('; ', v_remedy, format('run the relay of reader %1$s of the version before with postgresql://…?inbox=true until it has copied them,'
+        v_remedy := concat_ws('; ', v_remedy, format('run the relay of reader %1$s of the version before, with the broker that it had, until it has copied them,'
             ' or let consumers get them as readers (pillarbox readers add NAME --consumer --from-oldest) and run pillarbox readers drop %1$s --discard', x.reader));
     END LOOP;
     IF v_problem IS NOT NULL THEN
