@@ -178,7 +178,7 @@ class Relay(Process):
         for link in process.links:
             yield Worker(
                 link,
-                process.sweep_link,
+                process.shared_link,
                 process.lanes,
                 self._publisher,
                 self._breaker,
@@ -192,7 +192,7 @@ class Relay(Process):
 
     def _recorded(self) -> AbstractAsyncContextManager[object]:
         async def write(values: dict[str, Any]) -> None:
-            link = self._process.sweep_link
+            link = self._process.shared_link
             async with link.lock:
                 await (await link.connection()).execute(load("relay", "beat"), values)
 

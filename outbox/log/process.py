@@ -165,7 +165,7 @@ class ReadingProcess:
         )
         self.lanes = LaneBoard(self._lease, config.concurrency, registration.name)
         registration.on_topics = self.lanes.take_over
-        self.sweep_link = self._link("sweep")
+        self.shared_link = self._link("shared")
         self.links = [self._link("worker") for _ in range(links)]
         self._days = Days(self._make_days, notify)
 
@@ -201,7 +201,7 @@ class ReadingProcess:
                 self.lanes.reader.takeover.since = record.since
                 self.lanes.gets_all = record.gets_all
                 await self._registration.may_read(connection)
-                links = (self.sweep_link, *self.links)
+                links = (self.shared_link, *self.links)
                 for link in links:
                     stack.push_async_callback(link.close)
                 # One that is opened later makes all claims start over. If that came
@@ -211,7 +211,7 @@ class ReadingProcess:
             purpose.started()
             async with asyncio.TaskGroup() as group:
                 sweep = sweep_lanes(
-                    self.lanes, self.sweep_link, self._config, self._notify
+                    self.lanes, self.shared_link, self._config, self._notify
                 )
                 parts = (self._lease.run(), self._wake(), sweep, self._keep_days())
                 upkeep = [group.create_task(it) for it in (*parts, *purpose.tasks())]

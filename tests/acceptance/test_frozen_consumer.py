@@ -84,7 +84,6 @@ def test_of_two_processes_that_settle_the_same_messages_only_one_does(
         return inspection.rows(SETTLING) == [(processes,)]
 
     url = f"{broker.url}&lease=2s"
-    frozen = counters.start(url)
     with psycopg.connect(inspection.url) as gate:
         gate.execute("LOCK TABLE outbox.position IN EXCLUSIVE MODE")
         if logs:
@@ -92,6 +91,8 @@ def test_of_two_processes_that_settle_the_same_messages_only_one_does(
             later = Message(TOPIC, b"0", key="later", available_at=soon)
             insert(inspection.url, later)
         writer.add(100)
+        # Starts only now, because it claims nothing more while it waits to settle.
+        frozen = counters.start(url)
         counters.wait_for_count(writer.added)
         wait_for("it settles", lambda: are_settling(1))
         frozen.freeze()

@@ -56,7 +56,7 @@ async def test_a_relay_has_opened_its_sessions_before_it_takes_lanes(
     """One that is opened later makes claims read lanes from their beginning."""
     sessions = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name ~ '^pillarbox relay .* (worker|sweep)$'"
+        " AND application_name ~ '^pillarbox relay .* (worker|shared)$'"
     )
     async with running(database_url, ScriptedPublisher(), concurrency=3) as relay:
         assert execute(database_url, sessions) == [(4,)]

@@ -168,7 +168,7 @@ class PostgresSource:
     def _workers(self) -> Iterable[Coroutine[Any, Any, None]]:
         process = self._process
         yield HandlerWorker(
-            process.sweep_link,
+            process.shared_link,
             process.lanes,
             self._handover,
             self._config,
