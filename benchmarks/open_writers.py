@@ -38,7 +38,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS bench_other (number int)"
 WRITE = "INSERT INTO bench_other VALUES (1)"
 BACKENDS = """
 SELECT pid FROM pg_stat_activity
- WHERE application_name ~ '^pillarbox relay .* (worker|sweep|lease|doorbell)$'
+ WHERE application_name ~ '^pillarbox relay .* (worker|shared|lease|doorbell)$'
 """
 INSERT = """
 INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)

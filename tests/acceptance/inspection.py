@@ -9,7 +9,7 @@ import psycopg
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.waiting import wait_for
 
-Part: TypeAlias = Literal["lease", "doorbell", "sweep", "worker"]
+Part: TypeAlias = Literal["lease", "doorbell", "shared", "worker"]
 
 _STATUS = "outbox.message_status WHERE"
 _HOLDERS = """

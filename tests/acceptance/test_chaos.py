@@ -76,7 +76,7 @@ class Chaos:
                 process.freeze()
                 self._frozen.append((time.monotonic(), process))
             case "terminate":
-                part: Part = random.choice(("lease", "worker", "sweep", "doorbell"))
+                part: Part = random.choice(("lease", "worker", "shared", "doorbell"))
                 for backend in self._inspection.backends(process.pid, part):
                     self._inspection.rows("SELECT pg_terminate_backend(%s)", backend)
             case "crash":

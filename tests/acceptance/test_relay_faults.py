@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fault
 
 OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
 IN_FLIGHT = 2 * 20
-PARTS: tuple[Part, ...] = ("lease", "doorbell", "sweep", "worker")
+PARTS: tuple[Part, ...] = ("lease", "doorbell", "shared", "worker")
 
 
 @pytest.mark.parametrize("fault", ["kill", "cut"])

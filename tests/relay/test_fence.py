@@ -123,7 +123,7 @@ async def test_a_batch_is_not_settled_where_others_have_its_numbers_and_transact
     insert(database_url, *(Message("lost", b"", key=key) for key in "abc"))
     async with running(database_url, publisher, retry=PATIENT, sweep_interval=LONG):
         await publisher.until(lambda: bool(publisher.calls))
-        for part in ("worker", "sweep"):
+        for part in ("worker", "shared"):
             end_sessions(database_url, part)
         execute(database_url, REPLACE)
         publisher.open.set()
@@ -145,7 +145,7 @@ async def test_acks_that_may_be_lost_with_the_settlement_do_not_count_after_a_cr
     insert(database_url, *numbered("k", 3))
     async with running(database_url, publisher, sweep_interval=LONG) as relay:
         await publisher.until(lambda: bool(publisher.calls))
-        for part in ("worker", "sweep"):
+        for part in ("worker", "shared"):
             end_sessions(database_url, part)
         publisher.open.set()
         await relay.events.wait_for(BatchSettled)
@@ -186,7 +186,7 @@ async def test_a_lane_is_taken_over_although_a_lost_session_has_found_nothing_fo
         lane = relay.relay._process.lanes.find(number)
         assert lane is not None
         await asyncio.to_thread(wait_for, "the claim", lambda: lane.skipped)
-        for part in ("worker", "sweep"):
+        for part in ("worker", "shared"):
             end_sessions(database_url, part)
         execute(database_url, REPLACE)
         insert(database_url, Message("new last", b"", key="k"))
@@ -211,7 +211,7 @@ async def test_a_reader_that_a_failover_has_lost_begins_where_it_is_added_again(
             "UPDATE outbox.subscription SET since = '1:1:', since_seq = -1, topic = 'b'"
             " WHERE reader = 'some'",
         )
-        for part in ("worker", "sweep", "lease"):
+        for part in ("worker", "shared", "lease"):
             end_sessions(database_url, part)
         await publisher.until_acked(1)
 

@@ -295,7 +295,7 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
         said["trace"] = await asyncio.to_thread(run, "trace", str(handled.id))
         said["its key"] = await asyncio.to_thread(run, "trace", str(behind.id))
         said["sessions"] = str(execute(database_url, SESSIONS))
-    assert re.search(r"pillarbox consumer \S+ \d+ sweep", said["sessions"])
+    assert re.search(r"pillarbox consumer \S+ \d+ shared", said["sessions"])
     said["stopped"] = run("trace", str(failed.id))
     insert_row(database_url, {"created_at": "now() - interval '24 hours'"})
     said["left"] = run("doctor")

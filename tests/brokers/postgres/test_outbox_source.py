@@ -274,7 +274,7 @@ async def test_a_message_is_logged_as_open_after_so_many_have_ended_behind_it(
         await until(database_url, STORED, MOST_AGAIN + 1)
 
 
-@pytest.mark.parametrize("part", ["lease", "sweep"])
+@pytest.mark.parametrize("part", ["lease", "shared"])
 async def test_a_message_whose_handler_runs_is_not_started_again_after_a_lost_session(
     part: str, database_url: str
 ) -> None:
