@@ -290,6 +290,24 @@ class SourceWarned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandingBy(Event):
+    """This replica receives nothing from some topics while another replica does.
+
+    That keeps the messages of a key in order. When the other one stops or dies, this
+    one takes over.
+
+    Attributes:
+        topics: all topics for which it stands by now; empty once there are none left.
+    """
+
+    about = ("consumer", "queue")
+
+    consumer: str
+    queue: str
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlersAbandoned(Event):
     """The consumer stopped while handlers were still running in threads.
 
