@@ -214,6 +214,7 @@ class Worker:
             return False
         self._settlements.succeeded()
         settlement.tell_lanes(due, began)
+        self._lanes.expect_due(due.values())
         self._report(settlement, time.monotonic() - started)
         return True
 

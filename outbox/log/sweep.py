@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Final
 
 from outbox.events import Event
@@ -11,12 +12,14 @@ from outbox.log.claim import since_of
 from outbox.log.config import ReadingConfig
 from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
 from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.keys import WaitingMessage
+from outbox.log.lanes.keys import FAR_AWAY, WaitingMessage
 from outbox.postgres.connection import Link
 from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load
 
 _LAST_ENTRY: Final = 2**63 - 1
+# Many messages that are due one after the other are found together.
+_LEAST_WAIT: Final = 0.02
 
 
 async def sweep_lanes(
@@ -38,19 +41,29 @@ async def sweep_lanes(
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
-                await _find_due(link, board, config.batch_size)
+                wait = await _find_due(
+                    link, board, config.batch_size, config.poll_interval
+                )
                 retry.succeeded()
             except DATABASE_ERRORS as error:
+                wait = interval
                 await retry.failed(error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(wait):
                     await board.wants_due()
     finally:
         await link.close()
 
 
-async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
-    """Find due messages in each lane, at most `batch_size` at a time."""
+async def _find_due(
+    link: Link, board: LaneBoard, batch_size: int, interval: timedelta
+) -> float:
+    """Find due messages in each lane, at most `batch_size` at a time.
+
+    Returns:
+        How many seconds to wait for the next search, at most `interval`: until another
+        message is due.
+    """
     lanes = [
         lane
         for number in board.numbers()
@@ -72,23 +85,31 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
                 "moments": [keys.due_up_to[0] for keys in searched],
                 "entries": [keys.due_up_to[1] for keys in searched],
                 "since": since_of(lanes),
+                "within": interval,
                 "max_rows": batch_size,
             },
         )
     by_lane: dict[int, list[WaitingMessage]] = {lane.number: [] for lane in lanes}
     for row in await cursor.fetchall():
         by_lane[row.lane].append(row)
-    some = False
+    some, soonest, searched_at = False, interval, FAR_AWAY
     for lane, keys, begin in zip(lanes, searched, began, strict=True):
         last = by_lane[lane.number][-1]
-        due = [row for row in by_lane[lane.number] if row.due_at is not None]
+        due = [row for row in by_lane[lane.number] if row.is_due]
         for row in due:
             keys.release(row)
+        if last.due_at is not None and len(due) < len(by_lane[lane.number]):
+            upcoming = by_lane[lane.number][len(due)].due_at
+            assert upcoming is not None
+            soonest = min(soonest, upcoming - last.now)
+        searched_at = last.now + soonest
         some = some or bool(due)
         is_cut = len(due) >= batch_size
         up_to = (
             (last.due_at or last.now, last.entry) if is_cut else (last.now, _LAST_ENTRY)
         )
         keys.scanned(begin, up_to, is_cut=is_cut)
+    board.searched_at = searched_at
     if some:
         board.wake()
+    return max(_LEAST_WAIT, soonest.total_seconds())

@@ -51,6 +51,7 @@ MODULES = {
     "cli": (
         "inbox.cli",
         "outbox.cli",
+        "outbox.observability.gathered",
         "outbox.observability.http_server",
         "relay.cli",
     ),

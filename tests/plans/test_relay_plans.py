@@ -296,6 +296,7 @@ def test_due_messages_are_found_by_due_time_and_none_twice(
             moments=[after] * 16,
             entries=[-1] * 16,
             since=today - 30 * DAY,
+            within=timedelta(seconds=1),
             max_rows=50,
         )
 
@@ -600,6 +601,7 @@ def test_what_waits_is_found_and_loaded_without_reading_what_is_settled(
         moments=[today - DAY * 100] * 16,
         entries=[-1] * 16,
         since=today,
+        within=timedelta(seconds=1),
         max_rows=WAITING,
     )
     keys = explain_reader(

@@ -92,10 +92,24 @@ async def test_a_search_for_due_messages_says_nothing_of_a_lane_taken_over_meanw
 
     know_of_a_message()
     link = TakenOver(database_url, application_name="test")
-    await _find_due(link, board, 30)
+    await _find_due(link, board, 30, timedelta(seconds=1))
     await link.close()
 
     assert lane.keys.due_up_to == (LONG_AGO, -1)
+
+
+async def test_a_message_is_claimed_at_its_moment_and_not_at_the_next_poll(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, poll_interval=timedelta(hours=1)):
+        for due_in in (0.3, 1.5):
+            due_at = datetime.now(UTC) + timedelta(seconds=due_in)
+            topic = f"in {due_in} s"
+            insert(database_url, Message(topic, b"", available_at=due_at))
+            await publisher.until_acked(1 if due_in < 1 else 2)
+            assert datetime.now(UTC) >= due_at
 
 
 @pytest.mark.week

@@ -296,6 +296,7 @@ class HandlerWorker:
                         lane.doubt()
                     return
         settlement.tell_lanes(due, began)
+        self._lanes.expect_due(due.values())
         for lane, part in parts:
             lane.stored(part)
             if not lane.is_used:

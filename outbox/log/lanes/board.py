@@ -8,10 +8,12 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
 from outbox.bounded_dict import BoundedDict
 from outbox.lane import PRIORITIES, Priority, lanes_of
+from outbox.log.lanes.keys import FAR_AWAY
 from outbox.log.lanes.lane import Lane
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
@@ -44,6 +46,8 @@ class LaneBoard:
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._wants_due = asyncio.Event()
+        self.searched_at = FAR_AWAY
+        """When due messages are searched for next, by the database's clock."""
         self.writers_ring = False
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
@@ -227,6 +231,11 @@ class LaneBoard:
     def ask_for_due(self) -> None:
         """Request a search for due messages, because few of those found are left."""
         self._wants_due.set()
+
+    def expect_due(self, moments: Iterable[datetime]) -> None:
+        """Request a search if messages are due before the next one."""
+        if any(moment < self.searched_at for moment in moments):
+            self.ask_for_due()
 
     async def wants_due(self) -> None:
         """Wait until due messages are requested."""

@@ -34,6 +34,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
+FAR_AWAY: Final = datetime.fromisoformat("9999-12-30T00:00:00+00:00")
 LONG_AGO: Final = datetime.fromisoformat("0001-01-03T00:00:00+00:00")
 _LOWEST: Final = -(2**63)
 _LONG_KEY: Final = 64

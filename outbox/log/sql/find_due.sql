@@ -1,5 +1,5 @@
--- Does:  Find messages that are due: scheduled ones, retries and replays.
--- Takes: reader, lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), max_rows (for each lane)
+-- Does:  Find messages that are due now or within a time: scheduled ones, retries and replays.
+-- Takes: reader, lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), within (an interval), max_rows (for each lane)
 -- Gives: lane, seq, id, created_at, run, attempts, entry, cause, key, due_at (all null but lane if it has none), now
 -- Index: deferral_due_idx and deferral_message_idx on each partition from since on
 SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key, due.due_at, now()
@@ -12,7 +12,7 @@ SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.
          AND d.lane = leased.lane
          AND (d.due_at, d.entry) > (leased.due_at, leased.entry)
          -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
-         AND d.due_at <= now()
+         AND d.due_at <= now() + %(within)s
          AND d.created_at >= %(since)s
          -- Not a join, which may read the whole log. The message waits no more, or for something else.
          AND (SELECT true
