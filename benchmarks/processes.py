@@ -36,7 +36,7 @@ URL_VARIABLE = "BENCHMARK_URL"
 LINES = 4_000
 """Of an invoice: the handler adds them up, which takes about two milliseconds."""
 WARM_UP = 100
-POLL = 0.01
+POLL = 0.05
 TABLE = "CREATE TABLE effect (id uuid, pid int NOT NULL, total numeric NOT NULL)"
 EFFECT = text("INSERT INTO effect VALUES (:id, :pid, :total)")
 HANDLED = "SELECT count(*), count(DISTINCT pid) FROM effect"
