@@ -291,7 +291,7 @@ class SourceWarned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingBy(Event):
-    """This replica receives nothing from some topics while another replica does.
+    """Another replica receives some topics, so this one receives nothing from them.
 
     That keeps the messages of a key in order. When the other one stops or dies, this
     one takes over.

@@ -91,7 +91,7 @@ class SourceSharing(SourceCase):
             await end([handing_back])
 
     @checks("one_receives")
-    async def test_one_replica_receives_until_it_leaves_and_the_next_begins_with_its_messages(
+    async def test_one_replica_receives_until_it_leaves_and_the_next_continues(
         self,
     ) -> None:
         topic = await self.fresh_topic()
