@@ -19,7 +19,7 @@ from pika.exceptions import (
 )
 
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerRefusedError, BrokerUnavailableError, ConfigError
 from outbox.url import split, without_password
 
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
@@ -63,13 +63,15 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
         return error
     error = _cause(error)
     text = str(error) or type(error).__name__
+    kind = BrokerUnavailableError
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
         problem = f"rejected the connection: {text}"
+        kind = BrokerRefusedError
     elif isinstance(error, ChannelClosed | ConnectionClosed):
         problem = f"ended the connection: {error.reply_text}"
     else:
         problem = f"can't be reached: {text}"
-    return BrokerUnavailableError(f"broker {without_password(url)} {problem}")
+    return kind(f"broker {without_password(url)} {problem}")
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -23,7 +23,12 @@ from botocore.exceptions import (
 from botocore.loaders import Loader
 
 from outbox.brokers.sqs.options import SqsOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    CredentialsError,
+    shorten,
+)
 from outbox.url import split, without_password
 
 BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
@@ -209,7 +214,7 @@ class SqsSettings:
             isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
         ):
             text = " ".join(str(error).split())
-            return ConfigError(
+            return CredentialsError(
                 f"broker {self.url}: {text}; give them in the URL, "
                 "sqs://key:secret@region/, or configure them as the AWS SDK expects"
             )
