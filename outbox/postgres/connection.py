@@ -263,10 +263,10 @@ async def connect(
 def _reads_password(given: str) -> bool:
     """Return whether libpq reads the password from a file, which may change."""
     known = conninfo_to_dict(given)
-    if "password" in known or "PGPASSWORD" in os.environ:
+    if known.get("password") or os.environ.get("PGPASSWORD"):
         return False
-    is_named = "passfile" in known or "PGPASSFILE" in os.environ
-    return is_named or Path("~/.pgpass").expanduser().exists()
+    named = known.get("passfile") or os.environ.get("PGPASSFILE")
+    return bool(named) or Path("~/.pgpass").expanduser().exists()
 
 
 async def check_writable(connection: Connection, tables: Sequence[str]) -> datetime:
