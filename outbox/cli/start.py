@@ -32,7 +32,7 @@ Wait: TypeAlias = Annotated[
 PAUSES: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=5)
 )
-_REMEDY: Final = "none, if somebody provides it; else correct the URL or the setting"
+_REMEDY: Final = "start or create what the reason names, or correct the URL"
 _PASSING: Final = (
     DatabaseUnavailableError,
     BrokerUnavailableError,
