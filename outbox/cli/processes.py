@@ -260,6 +260,8 @@ class Processes:
         self._running[number] = process
         if self._killed_by:
             process.kill()
+        elif self._stopping.is_set():
+            process.terminate()
         code = await process.wait()
         del self._running[number]
         self._can_drain.discard(number)

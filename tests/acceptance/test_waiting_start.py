@@ -14,6 +14,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.acceptance.test_watching import Watched
 from tests.fixtures.kafka import behind
+from tests.fixtures.kafka_script import refusing_kafka
 from tests.fixtures.passwords import PASSWORD, ask_for_passwords, set_password
 from tests.fixtures.postgres import Template, migrate_for_a_week
 from tests.fixtures.processes import (
@@ -25,6 +26,7 @@ from tests.fixtures.processes import (
 from tests.fixtures.proxy import MakeProxy, Proxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.sqs import Aws
+from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisServer
 from tests.servers.sqs import SqsServer
@@ -347,14 +349,24 @@ def test_refused_passwords_of_brokers_end_a_command_at_once(
 ) -> None:
     with Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", "new")
-    for broker in (
-        private_redis.url.replace("://", "://:old@"),
-        shared_rabbitmq.url.replace("guest:guest", "guest:old"),
-        "unknown://host",
+    user = {"user": "mary", "password": "new"}
+    with (
+        refusing_kafka() as port,
+        nats_server({"authorization": {"users": [user]}}) as nats,
     ):
-        process = commands.run(command, database_url, broker=broker)
-        expect_end(process, 2)
-        assert "StartDelayed" not in process.log()
+        for broker in (
+            private_redis.url.replace("://", "://:old@"),
+            shared_rabbitmq.url.replace("guest:guest", "guest:old"),
+            f"{shared_rabbitmq.url.rstrip('/')}/nowhere",
+            nats.url.replace("://", "://mary:old@"),
+            f"kafka://mary:old@127.0.0.1:{port}/"
+            "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN",
+            other_url.replace("postgres@", "nobody@"),
+            "unknown://host",
+        ):
+            process = commands.run(command, database_url, broker=broker)
+            expect_end(process, 2)
+            assert "StartDelayed" not in process.log()
 
 
 def test_several_processes_wait_for_the_database(

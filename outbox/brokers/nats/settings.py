@@ -74,7 +74,9 @@ class NatsSettings:
         problem = f"can't be {'reached' if lost else 'used'}"
         if refused:
             problem = "rejected the connection"
-        kind = BrokerRefusedError if refused else BrokerUnavailableError
+        # A file of credentials can change, and a server that starts can be too slow.
+        is_final = refused and self.options.creds is None and "imeout" not in text
+        kind = BrokerRefusedError if is_final else BrokerUnavailableError
         return kind(f"broker {self.name} {problem}: {text}")
 
 

@@ -1,6 +1,7 @@
 """RabbitMQ's connection parameters and errors, for the publisher and the source."""
 
 import logging
+import re
 import ssl
 from typing import Final
 
@@ -25,6 +26,8 @@ from outbox.url import split, without_password
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")
 _HEARTBEAT: Final = 20
+# ACCESS_REFUSED, NOT_ALLOWED
+_REFUSED: Final = re.compile(r"\((403|530)\)")
 
 # pika logs each failure several times, with a stack trace; pillarbox raises one line.
 if (_logger := logging.getLogger("pika")).level == logging.NOTSET:
@@ -66,7 +69,8 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
     kind = BrokerUnavailableError
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
         problem = f"rejected the connection: {text}"
-        kind = BrokerRefusedError
+        if _REFUSED.search(text):  # else the connection was lost in the handshake
+            kind = BrokerRefusedError
     elif isinstance(error, ChannelClosed | ConnectionClosed):
         problem = f"ended the connection: {error.reply_text}"
     else:
