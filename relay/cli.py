@@ -208,9 +208,9 @@ def relay(
 
     async def run() -> None:
         nonlocal process
-        url = broker_url(broker)
+        outbox, url = database_url(database), broker_url(broker)
         process = Relay(
-            database_url(database),
+            outbox,
             publisher_of(url),
             config,
             observers=watched.observers,

@@ -284,13 +284,13 @@ def test_a_relay_waits_for_the_files_of_its_urls_and_for_the_right_passwords(
         "PILLARBOX_BROKER_URL_FILE": str(broker),
     }
     process = commands.begin(pillarbox_line({}, "relay"), **files)
-    process.wait_for_log("BROKER_URL_FILE=")
-    broker.touch()
-    process.wait_for_log("is empty")
-    broker.write_text(private_redis.url.replace("://", "://:old@"))
     process.wait_for_log("DATABASE_URL_FILE=")
+    database.touch()
+    process.wait_for_log("is empty")
     mary = set_password(url, "mary", "new")
     database.write_text(mary.replace(":new@", ":old@"))
+    process.wait_for_log("BROKER_URL_FILE=")
+    broker.write_text(private_redis.url.replace("://", "://:old@"))
     process.wait_for_log("password authentication failed")
     database.write_text(mary)
     process.wait_for_log("rejected the connection")
