@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
+from typing_extensions import override
 
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
@@ -129,6 +130,7 @@ class AwayAtFirst(MemorySource):
 
     was_away = False
 
+    @override
     async def __aenter__(self) -> Self:
         if not self.was_away:
             self.was_away = True
