@@ -48,6 +48,7 @@ from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     database_url,
+    has_fixed_password,
     make_executor,
     pool_limit,
 )
@@ -459,7 +460,10 @@ class Consumer(Process):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._executor.close)
             is_long = any(it.takes is Takes.JOB for it in self._routes.handlers)
-            await check_database(self._executor, is_long=is_long)
+            is_fixed = has_fixed_password(self._sessions)
+            await check_database(
+                self._executor, is_long=is_long, password_is_fixed=is_fixed
+            )
             await days.make()
             member = await member_id(self._executor)
             for source in sources.values():
@@ -485,6 +489,7 @@ class Consumer(Process):
             measure = partial(
                 self._measure, scheduler, dispatchers.values(), outages, fetchers
             )
+            await self._executor.open()
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
             beat = partial(self._beat, DatabaseOutage(self.name, observers))

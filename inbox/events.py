@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
-from outbox.events import Event, ProcessFailed
+from outbox.events import Event, ProcessFailed, StartDelayed
 from outbox.message import Message
 
 
@@ -32,7 +32,7 @@ class ConsumerStarted(Event):
         topics: the topics for which it has a handler.
     """
 
-    ends = (ConsumerStopped, ProcessFailed)
+    ends = (ConsumerStopped, ProcessFailed, StartDelayed)
 
     consumer: str
     topics: tuple[str, ...]

@@ -32,6 +32,9 @@ GRANT EXECUTE
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
 
+-- Relays and consumers refuse an older schema.
+GRANT SELECT ON outbox.alembic_version TO {relay}, {reader}, {consumer};
+
 -- The relay settles a message by inserting positions and log entries: nobody may update these tables. The
 -- rows of processes are written only by beat(), which keeps each row to the login that inserted it.
 GRANT SELECT

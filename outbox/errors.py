@@ -66,6 +66,10 @@ class ConfigError(OutboxError, ValueError):
     """A setting, a URL or a command's argument is invalid."""
 
 
+class PrerequisiteError(ConfigError):
+    """What somebody else provides is missing, and may come: such as the schema."""
+
+
 class PoolerError(ConfigError):
     """A pooler in transaction mode is between pillarbox and PostgreSQL."""
 
@@ -111,6 +115,22 @@ class BrokerTimeoutError(BrokerUnavailableError):
 
 class DatabaseUnavailableError(OutboxError):
     """PostgreSQL is unreachable, or rejects the connection."""
+
+
+class RefusedError(OutboxError):
+    """A server refuses the credentials in its URL, and will refuse them again."""
+
+
+class DatabaseRefusedError(RefusedError, DatabaseUnavailableError):
+    """PostgreSQL refuses the role or its password, or the right to connect."""
+
+
+class BrokerRefusedError(RefusedError, BrokerUnavailableError):
+    """The broker refuses the user or the password."""
+
+
+class CredentialsError(RefusedError, ConfigError):
+    """Credentials are missing, or the broker refuses them."""
 
 
 class MissingPartitionError(OutboxError):

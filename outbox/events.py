@@ -137,6 +137,24 @@ class ProcessFailed(Event):
     stacktrace: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDelayed(Event):
+    """A command can't start yet; it tries again, every few seconds at the latest.
+
+    Attributes:
+        reason: the error.
+        remedy: what to do, if it doesn't end by itself.
+        waited: for how long it has tried to start.
+    """
+
+    about = ("reason",)
+    lasting_level = logging.WARNING
+
+    reason: str
+    remedy: str
+    waited: timedelta
+
+
 Observer: TypeAlias = Callable[[Event], None]
 """Called in the task in which the event happens: it must be quick, and not raise."""
 

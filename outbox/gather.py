@@ -100,6 +100,8 @@ class Process(ABC):
                     await asyncio.shield(task)
                 except asyncio.CancelledError:
                     self.stop()
+                    if not self.is_running:  # there is nothing to drain
+                        task.cancel()
                     await task
                     if asyncio.current_task() is self._embedded:
                         raise OutboxError("its task was cancelled") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, PrerequisiteError
 
 _OF_POSTGRESQL: Final = ("postgresql", "postgres")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -30,16 +30,18 @@ class FileUrl(str):
         """Read a file.
 
         Raises:
-            ConfigError: it can't be read.
+            PrerequisiteError: it can't be read, or is empty.
         """
+        url, problem = cls(), "is empty"
         try:
             url = cls(Path(path).read_text(encoding="utf-8").strip())
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", None) or "not UTF-8"
-            raise ConfigError(
+        if not url:
+            raise PrerequisiteError(
                 f"{variable}={without_secrets(path)}: {problem}; let it name a text "
                 "file that holds a URL and that this user may read"
-            ) from None
+            )
         url.variable, url._path = variable, path
         return url
 
@@ -47,7 +49,7 @@ class FileUrl(str):
         """Return what the file holds now, since passwords are rotated.
 
         Raises:
-            ConfigError: it can't be read.
+            PrerequisiteError: as `read`.
         """
         return str(self.read(self.variable, self._path))
 

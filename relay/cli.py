@@ -1,5 +1,6 @@
 """`pillarbox relay`, `pillarbox replay`, and the relay's side of repair."""
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,6 +30,7 @@ from outbox.cli.command import (
     opened,
 )
 from outbox.cli.output import progress, write_line, write_table
+from outbox.cli.start import Wait
 from outbox.cli.supervisor import (
     RETRY_INTERVAL,
     RetryInterval,
@@ -36,6 +38,7 @@ from outbox.cli.supervisor import (
     Watching,
     schedule_of,
 )
+from outbox.dead_letters.retry import Retrier
 from outbox.events import Observer
 from outbox.observability.database_measure import RELAY
 from outbox.payload.payload_codec import load_codec
@@ -156,11 +159,11 @@ def relay(
             "main; by default the messages that are there are published, too.",
         ),
     ] = False,
+    wait: Wait = None,
     dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> None:
     """Publish committed messages until SIGTERM; then drain and exit."""
-    database, url = database_url(database), broker_url(broker)
     config = RelayConfig(
         batch_size=batch_size,
         concurrency=concurrency,
@@ -181,36 +184,44 @@ def relay(
 
     watched = Watched(
         watching,
+        wait=wait,
         started=RelayStarted,
         counts=counts,
         metrics=metrics,
         scope=RELAY,
-        database=lambda: database,
+        database=partial(database_url, database),
     )
-    options = RetryOptions(
-        database=database,
-        broker=url,
-        codec=codec,
-        consumer=None,
-        schedule=schedule_of(dead_letter_interval),
-    )
-    watched.retry(
-        options.schedule,
-        partial(SIDE.open_retrier, options, watched.notify),
-        schema="outbox",
-        origin=f"relay:{reader}",
-    )
-    process = Relay(
-        database,
-        publisher_of(url),
-        config,
-        observers=watched.observers,
-        reader=reader,
-        broker=url,
-        switch_broker=switch_broker,
-        from_now=from_now,
-    )
-    watched.run(process.run, process.stop, config.drain)
+    schedule = schedule_of(dead_letter_interval)
+
+    def open_retrier() -> AbstractAsyncContextManager[Retrier]:
+        options = RetryOptions(
+            database=database_url(database),
+            broker=broker_url(broker),
+            codec=codec,
+            consumer=None,
+            schedule=schedule,
+        )
+        return SIDE.open_retrier(options, watched.notify)
+
+    watched.retry(schedule, open_retrier, schema="outbox", origin=f"relay:{reader}")
+    process: Relay
+
+    async def run() -> None:
+        nonlocal process
+        outbox, url = database_url(database), broker_url(broker)
+        process = Relay(
+            outbox,
+            publisher_of(url),
+            config,
+            observers=watched.observers,
+            reader=reader,
+            broker=url,
+            switch_broker=switch_broker,
+            from_now=from_now,
+        )
+        await process.run()
+
+    watched.run(run, lambda: process.stop(), config.drain)
 
 
 @command(replay_app)

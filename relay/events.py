@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from outbox.events import Event, ProcessFailed
+from outbox.events import Event, ProcessFailed, StartDelayed
 from outbox.log.events import BrokerDiffers as BrokerDiffers
 from outbox.log.events import BrokerMatches as BrokerMatches
 from outbox.log.events import DatabaseLost as DatabaseLost
@@ -33,7 +33,7 @@ class RelayStarted(Event):
         publisher: the scheme of the broker's URL, or the name of the publisher.
     """
 
-    ends = (RelayStopped, ProcessFailed)
+    ends = (RelayStopped, ProcessFailed, StartDelayed)
 
     publisher: str
 

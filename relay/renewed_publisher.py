@@ -8,7 +8,7 @@ from typing import Self, cast
 from outbox import tracing
 from outbox.brokers.options import identity_of
 from outbox.brokers.plugins import implementation
-from outbox.errors import BrokerUnavailableError, OutboxError
+from outbox.errors import BrokerUnavailableError, OutboxError, RefusedError
 from outbox.message import Message
 from outbox.url import FileUrl
 from relay.publisher import Appending, Checkable, Confirmation, InDatabase, Publisher
@@ -44,8 +44,15 @@ class RenewedPublisher:
         self.appends_to: str | None = None
 
     async def __aenter__(self) -> Self:
-        """Enter the publisher."""
-        await self._publisher.__aenter__()
+        """Enter the publisher.
+
+        Raises:
+            BrokerUnavailableError: the credentials, which may be rotated, are refused.
+        """
+        try:
+            await self._publisher.__aenter__()
+        except RefusedError as error:
+            raise BrokerUnavailableError(str(error)) from error
         if isinstance(self._publisher, Appending):
             self.appends_to = self._publisher.appends_to
         return self

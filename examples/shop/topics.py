@@ -1,10 +1,11 @@
 """Create what the shop needs in AWS: `python -m examples.shop.topics`.
 
 Most brokers create a topic when it is used. For SNS, this creates the topic, and a
-queue for each consumer.
+queue for each consumer, as soon as a local substitute of AWS accepts connections.
 """
 
 import asyncio
+import time
 from typing import Any
 
 from inbox.demo.orders import CONSUMERS, TOPIC
@@ -43,4 +44,11 @@ async def make_topic(url: str) -> None:
 if __name__ == "__main__":
     broker = url_of(None, "broker", BROKER_VARIABLE)
     if broker.startswith("sns:"):
-        asyncio.run(make_topic(broker))
+        from botocore.exceptions import EndpointConnectionError, HTTPClientError
+
+        while True:
+            try:
+                asyncio.run(make_topic(broker))
+                break
+            except (EndpointConnectionError, HTTPClientError):
+                time.sleep(0.5)

@@ -13,6 +13,7 @@ from inbox.consuming.activity import ConsumerCounts
 from inbox.events import ConsumerStarted, MessageDeadLettered
 from outbox.cli.command import CHILD_VARIABLE, command, new_app
 from outbox.cli.processes import Processes
+from outbox.cli.start import Wait
 from outbox.cli.supervisor import (
     RETRY_INTERVAL,
     RetryInterval,
@@ -66,7 +67,8 @@ def consume(
         bool,
         typer.Option(
             "--once",
-            help="Exit when no message has arrived for 5 seconds.",
+            help="Exit when no message has arrived for 5 seconds. Without --wait, it "
+            "fails if a server is unavailable.",
         ),
     ] = False,
     processes: Annotated[
@@ -77,6 +79,7 @@ def consume(
             help="Share the work among this many processes on this machine.",
         ),
     ] = 1,
+    wait: Wait = None,
     dead_letter_interval: RetryInterval = RETRY_INTERVAL,
     watching: Watching,
 ) -> int:
@@ -108,6 +111,7 @@ def consume(
 
     watched = Watched(
         watching,
+        wait=timedelta() if once and wait is None else wait,
         started=ConsumerStarted,
         counts=counts,
         metrics=metrics,

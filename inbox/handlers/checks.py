@@ -2,7 +2,7 @@
 
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
@@ -11,27 +11,37 @@ from inbox.connection import connection_of
 from inbox.handlers.executor import Executor, identify
 from outbox.errors import (
     ConfigError,
+    DatabaseRefusedError,
     DatabaseUnavailableError,
+    PrerequisiteError,
     one_line,
     sqlstate_of,
 )
 from outbox.logs.printable import for_sql
 from outbox.postgres.days import MAKE_DAYS
+from outbox.postgres.remedy import is_final
+from outbox.postgres.schema_version import READ_VERSION, refuse_older
 from outbox.postgres.sql_files import load
 
+_UNREADABLE: Final = "can't read the inbox in the database of sessions: "
 
-async def check_database(executor: Executor, *, is_long: bool) -> None:
+
+async def check_database(
+    executor: Executor, *, is_long: bool, password_is_fixed: bool
+) -> None:
     """Check that the inbox is usable.
 
     Args:
         is_long: whether there are long handlers, which also need `inbox.job`.
+        password_is_fixed: whether each session gets the same password.
 
     Raises:
-        ConfigError: the schema is missing, the session is in AUTOCOMMIT mode, or its
-            role lacks the privilege to write to the inbox.
+        ConfigError: the schema is missing or older than this program, the session is in
+            AUTOCOMMIT mode, or its role lacks the privilege to write to the inbox.
         DatabaseUnavailableError: the database is unavailable, or is a standby.
     """
     try:
+        version = await _read_version(executor)
         await executor.probe()
         rights = await executor.transact(partial(_read_rights, is_long))
     except ConfigError:
@@ -39,20 +49,36 @@ async def check_database(executor: Executor, *, is_long: bool) -> None:
     except Exception as error:
         state = sqlstate_of(error)
         if state in {"42P01", "3F000"}:
-            raise ConfigError(
+            raise PrerequisiteError(
                 "the database of sessions has no schema inbox: run pillarbox migrate "
                 "--database URL for it"
             ) from error
+        if is_final(error, password_is_fixed=password_is_fixed) and state != "42501":
+            raise DatabaseRefusedError(_UNREADABLE + one_line(error)) from error
         if state == "42501":
             role = await executor.transact(_read_role)
             raise ConfigError(
                 f"the database of sessions: {one_line(error)}; GRANT "
                 f"pillarbox_consumer TO {for_sql(role)}"
             ) from error
-        raise DatabaseUnavailableError(
-            f"can't read the inbox in the database of sessions: {one_line(error)}"
-        ) from error
+        raise DatabaseUnavailableError(_UNREADABLE + one_line(error)) from error
     _check_rights(rights)
+    refuse_older(version)
+
+
+async def _read_version(executor: Executor) -> str | None:
+    def read(session: Session) -> str:
+        found = connection_of(session).execute(text(READ_VERSION)).scalar_one_or_none()
+        return str(found or "")
+
+    try:
+        version = await executor.transact(read)
+    except Exception as error:
+        if sqlstate_of(error) == "42501":
+            return None
+        raise
+    refuse_older(version)
+    return version
 
 
 async def member_id(executor: Executor) -> str:
@@ -66,7 +92,10 @@ async def member_id(executor: Executor) -> str:
 
 def _read_rights(is_long: bool, session: Session) -> Row[Any]:
     statement = text(load("inbox", "read_rights"))
-    return connection_of(session).execute(statement, {"is_long": is_long}).one()
+    rights = connection_of(session).execute(statement, {"is_long": is_long}).one()
+    if rights.is_read_only:
+        session.invalidate()  # a new connection may reach the primary
+    return rights
 
 
 def _read_role(session: Session) -> str:
@@ -81,7 +110,7 @@ def _check_rights(rights: Row[Any]) -> None:
             "URL of the primary"
         )
     if rights.is_read_only:
-        raise ConfigError(
+        raise PrerequisiteError(
             "the database of sessions: transactions are read-only, and a consumer "
             "writes receipts; check default_transaction_read_only of the role "
             f"{rights.role!r}, in the database and in the URL"

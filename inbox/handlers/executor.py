@@ -252,6 +252,9 @@ class Executor:
                     "receipt is written by either, so both must be for the same one"
                 )
 
+    async def open(self) -> None:
+        """Open what handlers need; a start that fails later must not have done that."""
+
     async def close(self) -> None:
         """Release the threads, without waiting for handlers that are still running.
 

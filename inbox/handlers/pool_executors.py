@@ -264,9 +264,8 @@ class PoolExecutor(Executor):
         return {message.id for message in receipts.new}
 
     @override
-    async def probe(self) -> None:
-        """Query the tables, without reading a row; open the pool if nobody has."""
-        await super().probe()
+    async def open(self) -> None:
+        """Open the pool if nobody has: once closed, it can't be opened again."""
         await self._open_async() if self.has_coroutines else self._open()
 
     async def _open_async(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
@@ -126,6 +127,18 @@ def database_url(sessions: object) -> str:
     text = libpq_url(url.set(drivername=url.get_backend_name(), query=query))
     conninfo(text)
     return text
+
+
+def has_fixed_password(sessions: object) -> bool:
+    """Return whether each session gets the same password, as far as one can tell."""
+    bind = None if is_pool(sessions) else _find_bind(sessions)
+    try:
+        known = conninfo_to_dict(conninfo(database_url(sessions)))
+    except ConfigError:
+        return False
+    # A listener of this event can replace it, as for tokens that expire.
+    is_asked = bind is not None and len(bind.dialect.dispatch.do_connect) > 0
+    return "password" in known and not is_asked
 
 
 def _find_bind(sessions: object) -> Engine | Connection | None:

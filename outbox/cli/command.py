@@ -184,7 +184,12 @@ class Duration(timedelta):
 
 
 def duration_option(
-    name: str, *, help: str, panel: str | None = None, envvar: str | None = None
+    name: str,
+    *,
+    help: str,
+    panel: str | None = None,
+    envvar: str | None = None,
+    show_default: str | bool = True,
 ) -> Any:
     """Create an option that takes a duration; its default is a `Duration`."""
     return typer.Option(
@@ -193,6 +198,7 @@ def duration_option(
         metavar="DURATION",
         envvar=envvar,
         help=help,
+        show_default=show_default,
         rich_help_panel=panel,
     )
 

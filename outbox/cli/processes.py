@@ -1,9 +1,10 @@
 """One command in several processes: a parent starts them, and starts dead ones again.
 
 Two pipes connect the parent with all of them. When it closes the first one, they drain;
-that also happens if it is killed. It sends no signals, so a process that gets one
+that also happens if it is killed. It sends them no signals, so a process that gets one
 itself, from a terminal or a service manager, drains once. Through the second pipe they
-report that they have started, and where their endpoints are.
+report that they run, where their endpoints are, and that they have started. One that
+doesn't run yet, because it imports the application, is ended by a signal.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ _MAX_DELAY: Final = 30.0
 _STABLE: Final = 60.0
 """After so many seconds, a process that ends is started again after the first delay."""
 _SIGNALLED: Final = 128
+_STARTED: Final = "started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +109,17 @@ class Parent:
         finally:
             loop.remove_reader(self.stop)
 
-    def report_start(self, address: str | None) -> None:
-        """Report that this process has started, and where its endpoints are."""
+    def report_run(self, address: str | None) -> None:
+        """Report that this process drains when told, and where its endpoints are."""
+        self._report(address or "")
+
+    def report_start(self) -> None:
+        """Report that this process has started."""
+        self._report(_STARTED)
+
+    def _report(self, what: str) -> None:
         with suppress(OSError):
-            os.write(self.report, f"{self.number} {address or ''}\n".encode())
+            os.write(self.report, f"{self.number} {what}\n".encode())
 
 
 class Processes:
@@ -141,7 +150,8 @@ class Processes:
         metrics = [] if exported is None else [exported]
         self._notify = Observers([LogEvents(), *metrics]).notify
         self._has_started: set[int] = set()
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._can_drain: set[int] = set()
         self._first_began = asyncio.Event()
         self._stopping = asyncio.Event()
         self._killed_by = 0
@@ -174,7 +184,7 @@ class Processes:
     def _signalled(self, number: int) -> None:
         if self._stopping.is_set():
             self._killed_by = number
-            for process in self._running:
+            for process in self._running.values():
                 process.kill()
         else:
             self._stop()
@@ -182,15 +192,20 @@ class Processes:
     def _stop(self) -> None:
         if not self._stopping.is_set():
             os.close(self._stop_write)
+            for number in self._running.keys() - self._can_drain:
+                self._running[number].terminate()  # its imports may take long
         self._stopping.set()
         self._first_began.set()
 
     def _read_reports(self) -> None:
         for line in os.read(self._report_read, 4096).decode().splitlines():
-            number, _, address = line.partition(" ")
-            self._has_started.add(int(number))
-            self._addresses[int(number)] = address or None
-            self._first_began.set()
+            number, _, what = line.partition(" ")
+            if what == _STARTED:
+                self._has_started.add(int(number))
+                self._first_began.set()
+            else:
+                self._can_drain.add(int(number))
+                self._addresses[int(number)] = what or None
 
     async def _keep(self, number: int) -> int:
         """Keep one process running; return its last exit status."""
@@ -202,7 +217,9 @@ class Processes:
             try:
                 process = await self._start(number)
                 pid = process.pid
-                code = await self._end_of(process)
+                code = await self._end_of(number, process)
+                if code == -signal.SIGTERM and self._stopping.is_set():
+                    code = 0
                 reason = _reason(code)
                 status = code if code >= 0 else _SIGNALLED - code
             except OSError as error:
@@ -238,13 +255,16 @@ class Processes:
         self._notify(ProcessStarted(process=number, pid=process.pid))
         return process
 
-    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+    async def _end_of(self, number: int, process: asyncio.subprocess.Process) -> int:
         """Return the exit status of a process, or the negative number of a signal."""
-        self._running.add(process)
+        self._running[number] = process
         if self._killed_by:
             process.kill()
+        elif self._stopping.is_set():
+            process.terminate()
         code = await process.wait()
-        self._running.discard(process)
+        del self._running[number]
+        self._can_drain.discard(number)
         return code
 
 

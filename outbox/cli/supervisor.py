@@ -16,6 +16,7 @@ import typer
 
 from outbox.cli.command import Duration, duration_option
 from outbox.cli.processes import LOOPBACK, Parent
+from outbox.cli.start import Start
 from outbox.dead_letters.retry import Retrier
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.dead_letters.statement import Schema
@@ -119,6 +120,7 @@ class Watched:
     """A relay or consumer with what watches it: log, health, watchdog and metrics.
 
     Args:
+        wait: how long it may try to start; None: without limit.
         started: the event after which it is ready.
         counts: an observer that counts what it does.
         metrics: creates its own metrics beside those that all processes have.
@@ -134,6 +136,7 @@ class Watched:
         self,
         watching: Watching,
         *,
+        wait: timedelta | None,
         started: type[Event],
         counts: Counts,
         metrics: "Callable[[PrometheusEvents], Observer]",
@@ -142,7 +145,6 @@ class Watched:
     ) -> None:
         self._watching = watching
         self._parent = Parent.take()
-        self._address: str | None = None
         self._health = Health(started)
         reported: list[Observer] = [LogEvents()]
         self._exported = exported = watching.metrics()
@@ -159,13 +161,15 @@ class Watched:
                 ) from error
         self.notify = Observers(reported).notify
         self.observers: list[Observer] = [*reported, self._health, counts]
-        if (parent := self._parent) is not None:
+        self._start = Start(wait, Observers(self.observers).notify)
 
-            def report(event: Event) -> None:
-                if type(event) is started:
-                    parent.report_start(self._address)
+        def note(event: Event) -> None:
+            if type(event) is started:
+                self._start.done.set()
+                if self._parent is not None:
+                    self._parent.report_start()
 
-            self.observers.append(report)
+        self.observers.append(note)
         self._background: list[Background] = [
             Activity(counts, watching.log_interval, self.notify).run
         ]
@@ -199,15 +203,15 @@ class Watched:
 
     def run(
         self,
-        process: Callable[[], Awaitable[None]],
+        process: Background,
         stop: Callable[[], None],
         drain: timedelta,
     ) -> None:
         """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
 
         Args:
-            process: runs it until it has drained.
-            stop: makes it drain.
+            process: runs it until it has drained; called again if it can't start.
+            stop: makes it drain, once it has started.
             drain: how long that takes at most, before it disconnects.
         """
         limit = self._watching.watchdog.total_seconds()
@@ -215,9 +219,14 @@ class Watched:
         last = threading.Timer(drain.total_seconds() + _AFTER_DRAIN, give_up)
         last.daemon = True
 
+        def halt() -> None:
+            self._start.stopping.set()
+            if self._start.done.is_set():
+                stop()
+
         def drain_now() -> None:
             self._health.stopping()
-            stop()
+            halt()
             if not last.is_alive():
                 last.start()
 
@@ -230,8 +239,13 @@ class Watched:
             await parent.wait_for_stop()
             drain_now()
 
+        async def once_started(task: Background) -> None:
+            await self._start.done.wait()
+            await task()
+
+        background = [partial(once_started, task) for task in self._background]
         if self._parent is not None:
-            self._background.append(partial(drain_with, self._parent))
+            background.append(partial(drain_with, self._parent))
 
         async def run() -> None:
             loop = asyncio.get_running_loop()
@@ -241,14 +255,17 @@ class Watched:
                 await stack.enter_async_context(beating())
                 if watchdog is not None:
                     await stack.enter_async_context(watchdog.watching())
+                where: str | None = None
                 address, exported = self._watching.listen, self._exported
                 if address is not None and exported is not None:
                     served = {**self._health.handlers(), **exported.handlers()}
                     serving = listening(address, served)
                     if self._parent is not None:
                         serving = listening(LOOPBACK, served, level=logging.DEBUG)
-                    self._address = await stack.enter_async_context(serving)
-                await supervise(process, stop, self._background)
+                    where = await stack.enter_async_context(serving)
+                if self._parent is not None:
+                    self._parent.report_run(where)
+                await supervise(partial(self._start.run, process), halt, background)
 
         try:
             run_coroutine(run())

@@ -28,7 +28,12 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    PrerequisiteError,
+    message_of,
+)
 from outbox.events import Event
 from outbox.gather import end, gather
 from outbox.lane import PRIORITIES, lanes_of
@@ -54,6 +59,7 @@ from outbox.postgres.connection import (
     Connection,
     Link,
     Server,
+    check_writable,
     connect,
 )
 from outbox.postgres.days import MAKE_DAYS, Days
@@ -61,6 +67,8 @@ from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.lease import RETRY, Lease
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.remedy import remedy_of
+from outbox.postgres.schema_version import read_version, refuse_older
+from outbox.url import without_password
 
 SETTINGS: Final = {
     # If a server crash loses a settlement, its messages are published or delivered
@@ -229,8 +237,10 @@ class ReadingProcess:
                 self._url,
                 application_name=self.application,
                 settings=SETTINGS,
-                writes=WRITES,
             ) as connection:
+                version = await read_version(connection)
+                await check_writable(connection, WRITES)
+                refuse_older(version)
                 await self._registration.prepare(connection)
                 takeover = self.lanes.reader.takeover
                 now = (await takeover.read_clock(connection)).now
@@ -242,7 +252,7 @@ class ReadingProcess:
             psycopg.errors.UndefinedFunction,
             psycopg.errors.InvalidSchemaName,
         ) as error:
-            raise ConfigError(
+            raise PrerequisiteError(
                 "the database has no schema outbox: run pillarbox migrate"
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:
@@ -253,6 +263,10 @@ class ReadingProcess:
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise DatabaseUnavailableError(
                 f"what becomes of messages can't be recorded: {message_of(error)}"
+            ) from error
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            raise DatabaseUnavailableError(
+                f"database {without_password(self._url)}: {message_of(error)}"
             ) from error
 
     async def _role(self) -> str:

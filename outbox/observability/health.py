@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from outbox.events import Event
+from outbox.events import Event, StartDelayed
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -75,6 +75,8 @@ class Health:
     def __call__(self, event: Event) -> None:
         """Update the readiness from an event."""
         self._outages(event)
+        if isinstance(event, StartDelayed):
+            self._start = f"start: {event.reason}"
         if type(event) is self._started:
             self._start = None
 

@@ -1,11 +1,13 @@
 """Connections to PostgreSQL for pillarbox's processes: async psycopg, autocommit."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -15,7 +17,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from typing_extensions import override
 
-from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.errors import (
+    ConfigError,
+    DatabaseRefusedError,
+    DatabaseUnavailableError,
+    message_of,
+)
+from outbox.postgres.remedy import is_final
 from outbox.postgres.sql_files import load
 from outbox.url import FileUrl, scheme_of, without_password
 
@@ -213,7 +221,7 @@ async def connect(
 
     Raises:
         DatabaseUnavailableError: the database is unreachable, or rejects the
-            connection.
+            connection; a `DatabaseRefusedError` if the next attempt can't succeed.
         psycopg.Error: it can't insert into these tables; see `check_writable`.
         ConfigError: the URL is invalid.
     """
@@ -229,7 +237,10 @@ async def connect(
             given, autocommit=True, prepare_threshold=prepare_threshold
         )
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(
+        is_fixed = not (isinstance(url, FileUrl) or _reads_password(given))
+        is_final_error = is_final(error, password_is_fixed=is_fixed)
+        kind = DatabaseRefusedError if is_final_error else DatabaseUnavailableError
+        raise kind(
             f"can't reach the database {without_password(url)}: {message_of(error)}"
         ) from error
     connection.answer_limit = answer_limit
@@ -247,6 +258,15 @@ async def connect(
         await connection.close()
         raise
     return connection
+
+
+def _reads_password(given: str) -> bool:
+    """Return whether libpq reads the password from a file, which may change."""
+    known = conninfo_to_dict(given)
+    if known.get("password") or os.environ.get("PGPASSWORD"):
+        return False
+    named = known.get("passfile") or os.environ.get("PGPASSFILE")
+    return bool(named) or Path("~/.pgpass").expanduser().exists()
 
 
 async def check_writable(connection: Connection, tables: Sequence[str]) -> datetime:

@@ -68,9 +68,23 @@ def remedy_of(error: BaseException, grant: str | None = None) -> str:
         return _HIDDEN
     if grant is not None:
         return grant
-    state = sqlstate_of(error)
-    if state is None:
-        text = message_of(error, with_text=True)
-        found = (key for key, words in _WORDS.items() if re.search(words, text))
-        state = next(found, "08")
+    state = _state_of(error)
     return next(_REMEDIES[state[:n]] for n in (5, 4, 3, 2, 0) if state[:n] in _REMEDIES)
+
+
+def is_final(error: BaseException, *, password_is_fixed: bool) -> bool:
+    """Return whether the server will refuse the next session for the same reason.
+
+    It refuses the right to connect, or the role or its password. What a server says in
+    another language while a session starts isn't recognized.
+    """
+    return _state_of(error).startswith(("42", "28")[: 1 + password_is_fixed])
+
+
+def _state_of(error: BaseException) -> str:
+    """Return the SQLSTATE, or the part of it that can be told."""
+    if (state := sqlstate_of(error)) is not None:
+        return state
+    text = message_of(error, with_text=True)
+    found = (key for key, words in _WORDS.items() if re.search(words, text))
+    return next(found, "08")

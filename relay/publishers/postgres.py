@@ -16,9 +16,12 @@ import psycopg
 
 from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import (
+    BrokerRefusedError,
     BrokerUnavailableError,
     ConfigError,
+    DatabaseRefusedError,
     DatabaseUnavailableError,
+    PrerequisiteError,
     message_of,
 )
 from outbox.lane import lane_of
@@ -100,10 +103,12 @@ class PostgresPublisher:
             await refuse_pooler_async(self._url)
             await self._insert([])
             self.appends_to = await identify_outbox(await self._link.connection())
+        except DatabaseRefusedError as error:
+            raise BrokerRefusedError(str(self._away(error))) from error
         except DatabaseUnavailableError as error:
             raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            raise ConfigError(
+            raise PrerequisiteError(
                 f"broker {self._name} has no tables of pillarbox: run pillarbox "
                 "migrate --database URL for it"
             ) from None

@@ -69,8 +69,12 @@ Both = Callable[[str], Sequence[str]]
 
 
 @pytest.fixture
-def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Refuse:
     """Runs a command that must refuse to start, and returns the line it prints."""
+    monkeypatch.setenv("PILLARBOX_RELAY_WAIT", "0s")
+    monkeypatch.setenv("PILLARBOX_CONSUME_WAIT", "0s")
 
     def run(*arguments: str) -> str:
         assert main(arguments) == 2

@@ -1,29 +1,41 @@
 """Before it starts, a consumer checks its role's privileges and its connection pool."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import create_engine, text
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
+from typing_extensions import override
 
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import WebhookApp
 from outbox.dead_letters.criteria import Criteria
-from outbox.errors import ConfigError
+from outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    DatabaseRefusedError,
+    DatabaseUnavailableError,
+)
 from outbox.postgres.connection import sqlalchemy_url
+from outbox.testing.lifetime import free_port
+from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add, guard, idempotent
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     DRIVERS,
+    POOLS,
     async_sessions_of,
     consuming,
     handles,
@@ -32,6 +44,7 @@ from tests.fixtures.consumers import (
     sessions_by,
 )
 from tests.fixtures.dead_letters import find
+from tests.fixtures.passwords import ask_for_passwords, set_password
 from tests.fixtures.sessions import execute
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -110,6 +123,86 @@ async def test_every_driver_names_what_the_inbox_lacks(
     async with sessions_by(reader, driver) as sessions:
         with pytest.raises(ConfigError, match=remedy):
             await consumer_of(sessions, handler).run()
+
+
+class AwayAtFirst(MemorySource):
+    """A source whose broker is unavailable the first time."""
+
+    was_away = False
+
+    @override
+    async def __aenter__(self) -> Self:
+        if not self.was_away:
+            self.was_away = True
+            raise BrokerUnavailableError("the broker is away")
+        return await super().__aenter__()
+
+
+@asynccontextmanager
+async def unopened(url: str, driver: str) -> AsyncIterator[Any]:
+    """Yield sessions, or a pool that the consumer opens."""
+    if driver in POOLS:
+        kind = ConnectionPool if is_plain(driver) else AsyncConnectionPool
+        yield kind(url, min_size=1, max_size=4, open=False)
+        return
+    async with sessions_by(url, driver) as sessions:
+        yield sessions
+
+
+def plain_of_any(first: Any, message: Message) -> None: ...
+async def coroutine_of_any(first: Any, message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
+async def test_a_consumer_that_could_not_start_can_run_again(
+    database_url: str, driver: str
+) -> None:
+    source = AwayAtFirst(Message("orders", b""))
+    async with unopened(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", max_in_flight=1)
+        handler = plain_of_any if is_plain(driver) else coroutine_of_any
+        consumer.handles("orders")(handler)
+        with pytest.raises(BrokerUnavailableError):
+            await consumer.run()
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
+async def test_a_refused_password_of_the_url_is_told_from_an_outage(
+    migrated_server: PostgresServer, driver: str
+) -> None:
+    ask_for_passwords(migrated_server.url, "mary")
+    mary = set_password(migrated_server.url, "mary", "new").replace(":new@", ":old@")
+    away = mary.replace(str(urlsplit(mary).port), str(free_port()))
+    for url, kind in (
+        (mary, DatabaseRefusedError),
+        (away, DatabaseUnavailableError),
+        (mary.replace("mary:old@", "nobody@"), DatabaseUnavailableError),
+    ):
+        async with unopened(url, driver) as sessions:
+            handler = plain_of_any if is_plain(driver) else coroutine_of_any
+            consumer = consumer_of(sessions, handler, max_in_flight=1)
+            with pytest.raises(DatabaseUnavailableError) as raised:
+                await consumer.run()
+        assert type(raised.value) is kind
+
+
+async def test_a_password_that_the_application_gives_each_connection_may_change(
+    migrated_server: PostgresServer,
+) -> None:
+    ask_for_passwords(migrated_server.url, "mary")
+    mary = set_password(migrated_server.url, "mary", "new").replace(":new@", ":old@")
+    engine = create_engine(sqlalchemy_url(mary))
+
+    @event.listens_for(engine, "do_connect")
+    def rotate(dialect: Any, record: Any, arguments: Any, parameters: Any) -> None:
+        parameters["password"] = "expired"
+
+    with pytest.raises(DatabaseUnavailableError) as raised:
+        await consumer_of(sessionmaker(engine), plain).run()
+    assert type(raised.value) is DatabaseUnavailableError
+    engine.dispose()
 
 
 async def test_the_consumers_role_passes_the_check(database_url: str) -> None:

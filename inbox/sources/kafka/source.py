@@ -29,7 +29,7 @@ from outbox.brokers.kafka.connection import (
 )
 from outbox.brokers.kafka.message import message_of
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerUnavailableError, CredentialsError
 
 _MAX_HELD: Final = 500
 _MAX_HELD_WHILE_KEYS_WAIT: Final = 5000
@@ -114,7 +114,7 @@ class KafkaSource:
         except BaseException as error:
             await self.__aexit__()
             if reader.refusal is not None and isinstance(error, Exception):
-                raise ConfigError(
+                raise CredentialsError(
                     f"broker {self._name} rejected the connection: {reader.refusal}"
                 ) from error
             raise

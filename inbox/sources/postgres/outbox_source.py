@@ -28,7 +28,12 @@ from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.worker import HandlerWorker
 from outbox.brokers.options import DIRECT
 from outbox.brokers.postgres import PostgresOptions
-from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.errors import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    DatabaseRefusedError,
+    DatabaseUnavailableError,
+)
 from outbox.events import Event
 from outbox.gather import end, start
 from outbox.log.config import ReadingConfig
@@ -143,7 +148,10 @@ class PostgresSource:
             self._running = await start(self._process.run(purpose), self._started)
         except DatabaseUnavailableError as error:
             await self.__aexit__()
-            raise self._away(str(error)) from error
+            away = self._away(str(error))
+            if isinstance(error, DatabaseRefusedError):
+                away = BrokerRefusedError(str(away))
+            raise away from error
         except BaseException:
             await self.__aexit__()
             raise

@@ -6,7 +6,12 @@ from typing import Self
 from urllib.parse import unquote
 
 from outbox.brokers.nats.options import NatsOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    ConfigError,
+    shorten,
+)
 from outbox.url import split, without_password
 
 
@@ -69,7 +74,10 @@ class NatsSettings:
         problem = f"can't be {'reached' if lost else 'used'}"
         if refused:
             problem = "rejected the connection"
-        return BrokerUnavailableError(f"broker {self.name} {problem}: {text}")
+        # A file of credentials can change, and a server that starts can be too slow.
+        is_final = refused and self.options.creds is None and "imeout" not in text
+        kind = BrokerRefusedError if is_final else BrokerUnavailableError
+        return kind(f"broker {self.name} {problem}: {text}")
 
 
 def _tls(name: str, scheme: str, options: NatsOptions) -> ssl.SSLContext | None:

@@ -1,6 +1,7 @@
 """RabbitMQ's connection parameters and errors, for the publisher and the source."""
 
 import logging
+import re
 import ssl
 from typing import Final
 
@@ -19,12 +20,14 @@ from pika.exceptions import (
 )
 
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerRefusedError, BrokerUnavailableError, ConfigError
 from outbox.url import split, without_password
 
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")
 _HEARTBEAT: Final = 20
+# ACCESS_REFUSED, NOT_ALLOWED
+_REFUSED: Final = re.compile(r"\((403|530)\)")
 
 # pika logs each failure several times, with a stack trace; pillarbox raises one line.
 if (_logger := logging.getLogger("pika")).level == logging.NOTSET:
@@ -63,13 +66,16 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
         return error
     error = _cause(error)
     text = str(error) or type(error).__name__
+    kind = BrokerUnavailableError
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
         problem = f"rejected the connection: {text}"
+        if _REFUSED.search(text):  # else the connection was lost in the handshake
+            kind = BrokerRefusedError
     elif isinstance(error, ChannelClosed | ConnectionClosed):
         problem = f"ended the connection: {error.reply_text}"
     else:
         problem = f"can't be reached: {text}"
-    return BrokerUnavailableError(f"broker {without_password(url)} {problem}")
+    return kind(f"broker {without_password(url)} {problem}")
 
 
 def _cause(error: BaseException) -> BaseException:

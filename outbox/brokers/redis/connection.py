@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerRefusedError, BrokerUnavailableError, ConfigError
 from outbox.gather import cancellable
 from outbox.url import split, without_password
 
@@ -110,8 +110,10 @@ def redis_errors(url: str) -> Iterator[None]:
 
 def _unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
     if isinstance(error, AuthenticationError):
-        problem = f"rejected the connection: {error}"
-    elif isinstance(error, ResponseError):
+        return BrokerRefusedError(
+            f"broker {without_password(url)} rejected the connection: {error}"
+        )
+    if isinstance(error, ResponseError):
         problem = f"can't process commands now: {error}"
     else:
         problem = f"can't be reached: {str(error) or type(error).__name__}"

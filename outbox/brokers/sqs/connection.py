@@ -23,7 +23,13 @@ from botocore.exceptions import (
 from botocore.loaders import Loader
 
 from outbox.brokers.sqs.options import SqsOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    CredentialsError,
+    PrerequisiteError,
+    shorten,
+)
 from outbox.url import split, without_password
 
 BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
@@ -33,13 +39,12 @@ DENIED: Final = {"AccessDenied", "AuthorizationError", "KMSAccessDenied"}
 # Shared, since otherwise each session spends 0.2 s on reading the service descriptions.
 _LOADER: Final = Loader()
 _LARGE: Final = 512 * 1024
+_OF_THE_SETTINGS: Final = (NoRegionError, InvalidRegionError, ProfileNotFound)
 _UNUSABLE: Final = (
     NoCredentialsError,
     PartialCredentialsError,
     CredentialRetrievalError,
-    NoRegionError,
-    InvalidRegionError,
-    ProfileNotFound,
+    *_OF_THE_SETTINGS,
 )
 _CREDENTIALS: Final = re.compile(
     r"InvalidClientTokenId|UnrecognizedClient|SignatureDoesNotMatch|ExpiredToken"
@@ -203,13 +208,17 @@ class SqsSettings:
     def unusable(self, error: BaseException) -> ConfigError | None:
         """Return a ConfigError for wrong credentials or a wrong region; otherwise None.
 
-        A retry can't fix such an error.
+        A retry can't fix such an error, unless the SDK reads the credentials elsewhere.
         """
         if isinstance(error, _UNUSABLE) or (
             isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
         ):
             text = " ".join(str(error).split())
-            return ConfigError(
+            # Those of the SDK's files and services may come or change.
+            is_given = self.connection.get("aws_access_key_id") is not None
+            is_final = is_given or isinstance(error, _OF_THE_SETTINGS)
+            kind = CredentialsError if is_final else PrerequisiteError
+            return kind(
                 f"broker {self.url}: {text}; give them in the URL, "
                 "sqs://key:secret@region/, or configure them as the AWS SDK expects"
             )

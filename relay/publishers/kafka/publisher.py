@@ -23,7 +23,11 @@ from outbox.brokers.kafka.connection import (
 )
 from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
+from outbox.errors import (
+    BrokerTimeoutError,
+    BrokerUnavailableError,
+    CredentialsError,
+)
 from outbox.message import Message
 from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
@@ -129,7 +133,7 @@ class KafkaPublisher:
         except BaseException as error:
             await self.__aexit__()
             if producer.refusal is not None and isinstance(error, Exception):
-                raise ConfigError(
+                raise CredentialsError(
                     f"broker {self._name} rejected the connection: {producer.refusal}"
                 ) from error
             raise

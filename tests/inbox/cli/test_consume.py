@@ -103,7 +103,7 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
     [
         ("shop_app:broken", [], "should be a Consumer"),
         ("shop_app:fail", [], "'fail' raised LookupError: no such setting"),
-        (CONSUMER, [], "can't read the inbox"),
+        (CONSUMER, ["--wait=0s"], "can't read the inbox"),
         (CONSUMER, ["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole"),
         (CONSUMER, ["--queue=batch=two"], "weight 'two' is not a whole number"),
         (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),

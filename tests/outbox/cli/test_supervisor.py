@@ -64,11 +64,14 @@ from relay.activity import RelayCounts
 supervisor._AFTER_DRAIN = 0.2
 
 async def hang():
+    for observer in watched.observers:
+        observer(Event())
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.Event().wait()
 
 watched = supervisor.Watched(
     supervisor.Watching(),
+    wait=None,
     started=Event,
     counts=RelayCounts(),
     metrics=None,

@@ -1,0 +1,103 @@
+"""A command waits at its start for its servers, the schema and its URLs' files."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Annotated, Any, Final, TypeAlias
+
+from outbox.cli.command import duration_option
+from outbox.errors import (
+    BrokerUnavailableError,
+    DatabaseUnavailableError,
+    OutboxError,
+    PrerequisiteError,
+    RefusedError,
+)
+from outbox.events import Event, StartDelayed
+from outbox.gather import end
+from outbox.postgres.remedy import remedy_of
+from outbox.retry import RetryPolicy
+
+Wait: TypeAlias = Annotated[
+    timedelta | None,
+    duration_option(
+        "--wait",
+        help="How long to wait at the start for the database, its schema and the "
+        "broker, before it fails; 0s: not at all.",
+        show_default="without limit",
+    ),
+]
+PAUSES: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=5)
+)
+_REMEDY: Final = "start or create what the reason names, or correct the URL"
+_PASSING: Final = (
+    DatabaseUnavailableError,
+    BrokerUnavailableError,
+    PrerequisiteError,
+)
+
+
+class Start:
+    """The start of a process, which is tried until it succeeds.
+
+    Attributes:
+        done: set when the process has started.
+        stopping: set when it should end.
+    """
+
+    def __init__(self, wait: timedelta | None, notify: Callable[[Event], None]) -> None:
+        self._limit = None if wait is None else wait.total_seconds()
+        self._notify = notify
+        self.done = asyncio.Event()
+        self.stopping = asyncio.Event()
+
+    async def run(self, process: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a process; while it can't start, try again unless that is no use.
+
+        If `stopping` is set before it has started, it is cancelled.
+
+        Raises:
+            OutboxError: why it can't start, or ended.
+        """
+        began, failures = time.monotonic(), 0
+        stopped = asyncio.create_task(self.stopping.wait())
+        try:
+            while (error := await self._failure_of(process(), stopped)) is not None:
+                waited = time.monotonic() - began
+                left = math.inf if self._limit is None else self._limit - waited
+                if left <= 0:
+                    raise error
+                failures += 1
+                seconds = timedelta(seconds=round(waited))
+                remedy = _REMEDY
+                if isinstance(error, DatabaseUnavailableError):
+                    remedy = remedy_of(error)
+                self._notify(
+                    StartDelayed(reason=str(error), remedy=remedy, waited=seconds)
+                )
+                pause = PAUSES.delay(failures).total_seconds()
+                await asyncio.wait({stopped}, timeout=min(pause, left))
+                if stopped.done():
+                    return
+        finally:
+            await end([stopped])
+
+    async def _failure_of(
+        self, process: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]
+    ) -> OutboxError | None:
+        """Run the process; return why it can't start yet; None when it has ended."""
+        running = asyncio.create_task(process)
+        try:
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done() or self.done.is_set():
+                await running
+        except _PASSING as error:
+            if self.done.is_set() or isinstance(error, RefusedError):
+                raise
+            return error
+        finally:
+            await end([running])
+        return None
