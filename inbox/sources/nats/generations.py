@@ -122,8 +122,8 @@ class Generations:
             durable.seen_at, durable.is_elsewhere = time.monotonic(), True
 
     async def _look_at(self, durable: Durable, now: float) -> None:
-        if now - durable.look_at > _RECENT:
-            durable.seen_at = now
+        if now - durable.look_at > durable.ack_wait / 2:
+            durable.seen_at = now  # this replica was the frozen one
         durable.look_at = now + _PAUSE
         patience = durable.ack_wait
         if durable.is_old:
