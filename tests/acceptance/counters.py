@@ -90,7 +90,7 @@ class Counters(Processes):
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 
     def are_at_work(self, counters: int = 2) -> bool:
-        """Return whether that many counters, or more, wait in handlers for the table."""
+        """Return whether that many counters, or more, wait for the table."""
         ((found,),) = self._inspection.rows(_AT_WORK)
         return int(found) >= counters
 
