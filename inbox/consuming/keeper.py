@@ -131,6 +131,19 @@ class Keeper(Generic[E]):
             self._settle(entry, max(0.0, delay.total_seconds()))
         return True
 
+    def kept_back(self, entry: E, delay: timedelta) -> bool:
+        """Keep an entry and its key here for a time, without an attempt."""
+        if self._holds(entry):
+            self.backlog.defer(entry, delay.total_seconds())
+            self.news.set()
+        return True
+
+    def forget_waiting(self, is_one: Callable[[E], bool]) -> None:
+        """Forget entries that wait, and with each those that wait behind it."""
+        for entry, _ in self.backlog.waiting():
+            if is_one(entry):
+                self._forget(entry)
+
     async def leave(
         self, seconds: float, give_back: Callable[[dict[E, float]], Awaitable[None]]
     ) -> None:

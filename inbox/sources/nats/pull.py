@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
+from inbox.sources.nats.generations import Generations
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
 from outbox.errors import InvalidMessageError
@@ -39,20 +40,23 @@ class Pulls:
         self, connection: NatsConnection, api: str, durables: Collection[Durable]
     ) -> None:
         self.connection = connection
+        self.inbox = f"{connection.client.new_inbox()}."
+        self.durables = {durable.place: durable for durable in durables}
+        self.generations: Generations | None = None
         self._api = api
-        self._inbox = f"{connection.client.new_inbox()}."
-        self._durables = {durable.place: durable for durable in durables}
 
     @property
     def ack_wait(self) -> float:
         """The shortest `ack_wait` of the durables, in seconds."""
-        return min(durable.ack_wait for durable in self._durables.values())
+        return min(durable.ack_wait for durable in self.durables.values())
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can still arrive."""
-        return self.connection.lost is None and any(
-            durable.outstanding > 0 for durable in self._durables.values()
+        """Whether messages can still arrive that would be missed."""
+        return (
+            self.generations is None
+            and self.connection.lost is None
+            and any(durable.outstanding > 0 for durable in self.durables.values())
         )
 
     @property
@@ -60,28 +64,28 @@ class Pulls:
         """Whether JetStream has failed to end a pull in time."""
         latest = time.monotonic() - _GRACE
         return any(
-            durable.outstanding > 0 and durable.ends_at < latest
-            for durable in self._durables.values()
+            durable.is_read and durable.outstanding > 0 and durable.ends_at < latest
+            for durable in self.durables.values()
         )
 
     async def listen(self, on_message: Callable[[Msg], Awaitable[None]]) -> None:
         """Call `on_message` with each message that arrives, in order."""
         await self.connection.client.subscribe(
-            f"{self._inbox}>", cb=on_message, pending_bytes_limit=0
+            f"{self.inbox}>", cb=on_message, pending_bytes_limit=0
         )
 
     async def ask(self, limit: int, wait: float) -> None:
-        """Open a pull on each durable that has none."""
+        """Open a pull on each durable that is read here and has none."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
-        for place, durable in self._durables.items():
-            if durable.outstanding > 0:
+        for place, durable in self.durables.items():
+            if durable.outstanding > 0 or durable.place != place or not durable.is_read:
                 continue
             durable.outstanding = limit
             durable.ends_at = time.monotonic() + wait
             await self.connection.client.publish(
                 f"{self._api}.CONSUMER.MSG.NEXT.{place}",
                 json.dumps(request).encode(),
-                f"{self._inbox}{place}",
+                f"{self.inbox}{place}",
             )
 
     async def read(self, got: Msg) -> Entry | None:
@@ -92,8 +96,16 @@ class Pulls:
         tokens = got.reply.split(".")
         # Newer servers put the domain and the account before the stream.
         first = 2 if len(tokens) == _SHORT_ACK else 4
-        stream, name, delivered, sequence, _, stored_at = tokens[first : first + 6]
-        durable = self._durables[f"{stream}.{name}"]
+        stream, name, delivered, sequence, number, stored_at = tokens[first : first + 6]
+        durable = self.durables.get(f"{stream}.{name}")
+        if durable is None or durable.place != f"{stream}.{name}":
+            return None  # another replica reads it now
+        if durable.generation:
+            if int(number) != durable.number + 1:
+                await self.connection.drop("a delivery was lost")
+            if self.connection.lost is not None:
+                return None
+            durable.number += 1
         durable.outstanding -= 1
         headers = got.headers or {}
         problem = None
@@ -109,20 +121,28 @@ class Pulls:
                 "settled, and max_deliver prevents another delivery"
             )
         return Entry(
-            at=(durable.place, sequence),
+            at=(durable.line, sequence),
             place=int(sequence),
+            line=durable.line,
             key=message.key,
             reply=got.reply,
             message=message,
             problem=problem,
-            history=FIRST_DELIVERY if delivered == "1" else REDELIVERED,
+            history=FIRST_DELIVERY
+            if delivered == "1" and int(sequence) > durable.started
+            else REDELIVERED,
             published_at=int(stored_at) / NANOSECONDS,
         )
 
     async def _end(self, got: Msg) -> None:
-        place = got.subject.removeprefix(self._inbox)
-        if place in self._durables:
-            self._durables[place].outstanding = 0
+        place = got.subject.removeprefix(self.inbox)
+        durable = self.durables.get(place)
+        if self.generations and durable and place == durable.line:
+            self.generations.heard(durable, got)
+            return
+        if durable is None or place != durable.place:
+            return
+        durable.outstanding = 0
         headers = got.headers or {}
         if headers.get("Status") not in _ENDED:
             reason = headers.get("Description") or f"{place} is gone"

@@ -1,14 +1,15 @@
 """A source that reads NATS JetStream through durable pull consumers.
 
-JetStream delivers messages to any replica that asks. So a key is in order with one
-replica, but may not be with several, or after a crash, since messages that were held
-are redelivered only when `ack_wait` ends. Receipts still prevent effects from happening
-twice. Heartbeats keep messages with the replica that holds them, and a message that
-waits for its retry holds back its key here.
+One replica at a time reads a topic, see `generations`, so that keys stay in order. If
+the source is shared, JetStream delivers messages to any replica that asks, and those
+that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep messages with
+the replica that holds them, and a message that waits for its retry holds back its key
+here.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -19,18 +20,21 @@ from inbox.consuming.keeper import Keeper, Outcome
 from inbox.consuming.rollout import begins_at_oldest
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
+from inbox.sources.nats.generations import Generations
 from inbox.sources.nats.pull import ACKS, Pulls, settle
 from outbox.brokers.nats.connection import NatsConnection, NatsLink, nats_errors
 from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import ConfigError, shorten
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.retry import jittered
 
 _DEFAULT: Final = {
+    "ack_policy": "explicit",
     "ack_wait": 30 * NANOSECONDS,
     "max_deliver": -1,
     "max_ack_pending": 10_000,
 }
+_RIGHTS: Final = ("NAMES", "DELETE", "DURABLE.CREATE")
 _LAST_WRITE: Final = 5.0
 _BEATS: Final = 3
 
@@ -77,7 +81,13 @@ class NatsSource:
                 options.ack_wait.total_seconds() * NANOSECONDS
             )
         self._warnings: list[str] = []
-        self.abilities = Abilities(warnings=lambda: self._warnings)
+        self._is_shared = False
+        self._denied = False
+        self.abilities = Abilities(
+            warnings=lambda: self._warnings,
+            share=self._share,
+            standing_by=self._standing_by,
+        )
         self._link = NatsLink(
             settings=self._settings,
             owner="source",
@@ -125,7 +135,36 @@ class NatsSource:
             if not entries:
                 await self._fetch(connection, limit)
                 entries = self._keeper.take(limit)
-        return [EntryDelivery(self._keeper, entry, entry) for entry in entries]
+        return [EntryDelivery(self, entry, entry) for entry in entries]
+
+    def acked(self, entry: Entry) -> None:
+        """Schedule the ack of an entry."""
+        self._keeper.acked(entry)
+
+    def nacked(self, entry: Entry, delay: timedelta | None) -> None:
+        """Return an entry to its place in the order, or delay it."""
+        self._keeper.nacked(entry, delay)
+
+    def handed_back(self, entry: Entry, delay: timedelta) -> bool:
+        """Return an entry to the broker, or leave its topic to another replica.
+
+        If no other replica is there, the entry and its key wait here.
+        """
+        if self._generations is None:
+            return self._keeper.handed_back(entry, delay)
+        durable = self._opened.durables[entry.line]
+        durable.aside_until = time.monotonic() + delay.total_seconds()
+        return self._keeper.kept_back(entry, delay)
+
+    def _share(self) -> None:
+        self._is_shared = True
+
+    def _standing_by(self) -> Collection[str]:
+        return self._generations.elsewhere if self._generations is not None else ()
+
+    @property
+    def _generations(self) -> Generations | None:
+        return self._pulls.generations if self._pulls is not None else None
 
     @property
     def _opened(self) -> Pulls:
@@ -136,6 +175,11 @@ class NatsSource:
         keeper, pulls = self._keeper, self._opened
         keeper.news.clear()
         poll = jittered(self._poll)
+        if pulls.generations is not None:
+            if self._denied:
+                await self._begin(pulls, None)
+            elif left := await pulls.generations.look():
+                keeper.forget_waiting(lambda entry: entry.line in left)
         await pulls.ask(limit, poll)
         await keeper.backlog.wait_for(keeper.news, poll)
         if pulls.is_overdue:
@@ -169,21 +213,42 @@ class NatsSource:
         with nats_errors(self._settings):
             connection = self._opened.connection
             if connection.lost is None:
-                await settle(connection, entries.items())
+                if self._generations is None:
+                    await settle(connection, entries.items())
+                else:
+                    await self._generations.leave()
 
     async def _prepare(self, connection: NatsConnection) -> None:
         self._refusal = None
         durables = await find_durables(
             connection, self._consumer, self._topics, self._settings.options.stream
         )
-        old = 0
         for durable in durables:
-            old += await durable.join(connection, self._wanted, _DEFAULT)
-        if old:
-            self._warnings = [begins_at_oldest(self._consumer, old)]
+            durable.set_limits({**_DEFAULT, **self._wanted})
         pulls = Pulls(connection, self._settings.api, durables)
         await pulls.listen(self._on_message)
-        self._pulls = pulls
+        last, self._pulls = self._pulls, pulls
+        try:
+            old = await self._begin(pulls, last)
+        except BrokerUnavailableError:
+            if not self._denied:
+                raise
+            old = await self._begin(pulls, last)
+        if old:
+            self._warnings.append(begins_at_oldest(self._consumer, old))
+
+    async def _begin(self, pulls: Pulls, last: Pulls | None) -> int:
+        connection, durables = pulls.connection, [*pulls.durables.values()]
+        if self._is_shared or self._denied:
+            pulls.generations = None
+            return sum(
+                [await d.join(connection, self._wanted, _DEFAULT) for d in durables]
+            )
+        pulls.generations = Generations(
+            connection, pulls.durables, pulls.inbox, self._wanted, _DEFAULT
+        )
+        own = last.durables.values() if last else ()
+        return await pulls.generations.begin({d.place for d in own if d.is_read})
 
     async def _check(self, connection: NatsConnection) -> None:
         """Raise why the connection can't be used, if it can't."""
@@ -196,7 +261,15 @@ class NatsSource:
             raise connection.lost
 
     def _refused(self, text: str) -> None:
+        api = f"{self._settings.api}.CONSUMER"
         # The text is in lower case and names the subject of one ack.
         if f'"{ACKS.lower()}' in text:
             self._refusal = text
             self._keeper.news.set()
+        elif any(f"{api}.{what}.".lower() in text for what in _RIGHTS):
+            if not self._denied and not self._is_shared:
+                self._warnings.append(
+                    f"{text}: so all replicas receive at the same time, and keys may "
+                    f"get out of order; grant the user publish on {api}.>"
+                )
+            self._denied = True

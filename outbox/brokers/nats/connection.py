@@ -61,6 +61,7 @@ class NatsConnection:
 
     Attributes:
         lost: why the connection ended; None while it is open.
+        error: the last one that the client reported.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class NatsConnection:
         self._settings = settings
         self._on_lost = on_lost
         self._on_refusal = on_refusal
-        self._error: Exception | None = None
+        self.error: Exception | None = None
 
     async def open(self) -> None:
         """Connect, and make sure that JetStream and the stream are available.
@@ -115,7 +116,7 @@ class NatsConnection:
             ) from None
         except (NatsError, OSError) as error:
             await self.drop()
-            raise settings.unavailable(self._error or error) from error
+            raise settings.unavailable(self.error or error) from error
         except BaseException:
             await self.drop()
             raise
@@ -153,7 +154,7 @@ class NatsConnection:
             ) from None
         except NatsTimeoutError:
             raise self._settings.unavailable(
-                self._error or f"no answer to {subject}; may the user publish to it?"
+                self.error or f"no answer to {subject}; may the user publish to it?"
             ) from None
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
@@ -231,12 +232,12 @@ class NatsConnection:
         return True
 
     async def _failed(self, error: Exception) -> None:
-        self._error = error
+        self.error = error
         if "permissions violation" in str(error):
             self._on_refusal(str(error).removeprefix("nats: "))
 
     async def _closed(self) -> None:
-        reason = self._error or self.client.last_error or "connection lost"
+        reason = self.error or self.client.last_error or "connection lost"
         self._end(self._settings.unavailable(reason))
 
     def _end(self, reason: BrokerUnavailableError) -> BrokerUnavailableError:

@@ -23,13 +23,25 @@ from tests.fixtures.sources import (
 from tests.servers.nats import NatsServer
 
 SOON = timedelta(milliseconds=100)
+SETTINGS = {"ack_wait": 7_000_000_000, "max_deliver": 9, "max_ack_pending": 1}
+
+
+def sharing(*args: Any, **settings: Any) -> NatsSource:
+    made = NatsSource(*args, **settings)
+    made.abilities.share()
+    return made
 
 
 source = partial(entered, NatsSource, "billing")
+shared_source = partial(entered, sharing, "billing")
+
+
+async def durables(url: str, stream: str) -> list[str]:
+    return (await ask(url, f"CONSUMER.NAMES.{stream}"))["consumers"] or []
 
 
 async def delete_durable(url: str, stream: str) -> None:
-    (name,) = (await ask(url, f"CONSUMER.NAMES.{stream}"))["consumers"]
+    (name,) = await durables(url, stream)
     await ask(url, f"CONSUMER.DELETE.{stream}.{name}")
 
 
@@ -53,8 +65,7 @@ async def test_overlapping_topics_and_prefixes_deliver_once(
     async with source(shared_nats.url, *listened) as consumer:
         assert sorted(payloads(await receive(consumer, 3))) == [0, 1, 2]
         assert await consumer.receive(limit=10) == []
-    names = await ask(shared_nats.url, f"CONSUMER.NAMES.{nats_topics}")
-    assert len(names["consumers"]) == 2
+    assert len(await durables(shared_nats.url, nats_topics)) == 2
 
 
 async def test_options_are_applied_to_an_existing_durable(
@@ -67,14 +78,28 @@ async def test_options_are_applied_to_an_existing_durable(
         (durable,) = answer["consumers"]
         return durable["config"]
 
-    async with source(shared_nats.url, topic):
+    async with shared_source(shared_nats.url, topic):
         made = await config()
     assert (made["ack_wait"], made["max_deliver"]) == (30_000_000_000, -1)
-    async with source(shared_nats.url, topic, ack_wait=timedelta(seconds=7)):
+    async with shared_source(shared_nats.url, topic, ack_wait=timedelta(seconds=7)):
         pass
-    async with source(shared_nats.url, topic, max_ack_pending=1):
+    async with shared_source(shared_nats.url, topic, max_ack_pending=1):
         changed = await config()
     assert changed == made | {"ack_wait": 7_000_000_000, "max_ack_pending": 1}
+
+
+async def test_the_next_reader_keeps_the_settings_that_it_does_not_change(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, hold = f"{nats_topics}.x", timedelta(seconds=7)
+    async with source(shared_nats.url, topic, ack_wait=hold, max_deliver=9):
+        pass
+    async with source(shared_nats.url, topic, max_ack_pending=1) as reader:
+        await publish(shared_nats.url, Message(topic, b"1"))
+        await receive(reader, 1)
+        answer = await ask(shared_nats.url, f"CONSUMER.LIST.{nats_topics}")
+        (durable,) = answer["consumers"]
+        assert durable["config"] | SETTINGS == durable["config"]
 
 
 async def test_a_single_replica_gets_the_messages_of_a_key_in_order(
@@ -116,11 +141,11 @@ async def test_nothing_waits_for_what_another_replica_is_handling(
 ) -> None:
     topic = f"{nats_topics}.x"
     await publish(shared_nats.url, Message(topic, b"0"))
-    async with source(shared_nats.url, topic) as one:
+    async with shared_source(shared_nats.url, topic) as one:
         # A pull of one message, so that none is open when the next one is published.
         (held,) = await receive_despite_losses(one, 1, limit=1)
         # By default ack_wait is 30 s, after which the message would be missing.
-        async with asyncio.timeout(15), source(shared_nats.url, topic) as other:
+        async with asyncio.timeout(15), shared_source(shared_nats.url, topic) as other:
             await publish(shared_nats.url, Message(topic, b"1"))
             assert payloads(await receive(other, 1)) == [1]
         await held.ack()
@@ -132,7 +157,7 @@ async def test_a_message_that_cannot_be_redelivered_has_a_problem(
     topic = f"{nats_topics}.x"
     await publish(shared_nats.url, Message(topic, b"1"))
     for last in (False, False, True):
-        async with source(shared_nats.url, topic, max_deliver=3) as consumer:
+        async with shared_source(shared_nats.url, topic, max_deliver=3) as consumer:
             (delivery,) = await receive(consumer, 1)
         assert ("max_deliver" in (delivery.problem or "")) is last
 
@@ -144,8 +169,8 @@ async def test_with_one_message_at_a_time_replicas_keep_the_order(
     await publish(shared_nats.url, *numbered(topic, 20))
     seen: list[int] = []
     async with (
-        source(shared_nats.url, topic, max_ack_pending=1) as one,
-        source(shared_nats.url, topic, max_ack_pending=1) as other,
+        shared_source(shared_nats.url, topic, max_ack_pending=1) as one,
+        shared_source(shared_nats.url, topic, max_ack_pending=1) as other,
     ):
 
         async def work(replica: NatsSource) -> None:
@@ -176,12 +201,12 @@ async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
     topic, hold = f"{nats_topics}.x", timedelta(seconds=2)
     between, url = proxy(shared_nats.url)
     await publish(shared_nats.url, Message(topic, b"1"))
-    async with source(url, topic, ack_wait=hold) as busy:
+    async with shared_source(url, topic, ack_wait=hold) as busy:
         (delivery,) = await receive(busy, 1)
         between.cut()
         async with (
             asyncio.timeout(60),
-            source(shared_nats.url, topic) as other,
+            shared_source(shared_nats.url, topic) as other,
         ):
             until = asyncio.get_running_loop().time() + 2 * hold.total_seconds()
             while asyncio.get_running_loop().time() < until:

@@ -55,8 +55,8 @@ class TestNatsPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestNatsSource(ThroughProxy, SourceSuite):
-    # After a crash or a cut connection, what was held is redelivered late.
-    capabilities = SourceCapabilities(ordered_by_key=False)
+    # The next reader begins above the ack floor.
+    capabilities = SourceCapabilities(one_receives=True, shares=False, acks_each=False)
     hold = 2.0
 
     @pytest.fixture(autouse=True)
@@ -106,3 +106,14 @@ class TestNatsSource(ThroughProxy, SourceSuite):
     @override
     async def put_raw_topic(self, topic: bytes) -> None:
         await put_bytes(self.direct, topic, b"1", {})
+
+
+class TestSharedNatsSource(TestNatsSource):
+    # After a crash or a cut connection, what was held is redelivered late.
+    capabilities = SourceCapabilities(ordered_by_key=False)
+
+    @override
+    def source(self, consumer: str, topic: str) -> NatsSource:
+        source = super().source(consumer, topic)
+        source.abilities.share()
+        return source
