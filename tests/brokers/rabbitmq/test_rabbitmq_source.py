@@ -37,14 +37,17 @@ def consumer() -> str:
 
 @asynccontextmanager
 async def source(
-    url: str, consumer: str, *topics: str, **options: object
+    url: str, consumer: str, *topics: str, shared: bool = False, **options: object
 ) -> AsyncIterator[RabbitMQSource]:
-    async with RabbitMQSource(
+    made = RabbitMQSource(
         with_options(url, **options),
         consumer=consumer,
         topics=topics or ("orders",),
         poll_interval=SOON,
-    ) as entered:
+    )
+    if shared:
+        made.abilities.share()
+    async with made as entered:
         yield entered
 
 
@@ -100,12 +103,12 @@ async def test_a_flood_that_one_replica_hands_back_does_not_stay_with_it(
                 has_all.set()
 
     returned, handled, has_all = set[UUID](), set[UUID](), asyncio.Event()
-    async with source(rabbitmq_url, consumer, prefetch=20) as old:
+    async with source(rabbitmq_url, consumer, shared=True, prefetch=20) as old:
         await publish(rabbitmq_url, *numbered(300, keys=300))
         handing_back = asyncio.create_task(hand_back(old))
         async with asyncio.timeout(150):
             await has_all.wait()
-            async with source(rabbitmq_url, consumer, prefetch=50) as new:
+            async with source(rabbitmq_url, consumer, shared=True, prefetch=50) as new:
                 while len(handled) < 300:
                     for delivery in await new.receive(limit=100):
                         await delivery.ack()
