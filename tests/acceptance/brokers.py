@@ -50,6 +50,7 @@ class Broker:
         kill: kills it, as a crash would.
         start: restarts it with its data.
         ordered: whether keys stay in order with several counters.
+        shares: whether several counters receive at the same time.
         write: writes the list of recently created queues to disk.
         relayed: whether relays publish to it.
     """
@@ -59,6 +60,7 @@ class Broker:
     kill: Callable[[], None]
     start: Callable[[], None]
     ordered: bool = False
+    shares: bool = True
     write: Callable[[], object] = lambda: None
     relayed: bool = True
 
@@ -122,6 +124,8 @@ def rabbitmq() -> Iterator[Broker]:
             waiting=partial(_waiting_in_rabbitmq, server),
             kill=server.kill,
             start=server.start,
+            ordered=True,
+            shares=False,
             write=server.write_names,
         )
 

@@ -16,7 +16,7 @@ import pytest
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.testing.postgres import PostgresServer
-from tests.acceptance.brokers import outbox
+from tests.acceptance.brokers import Broker, outbox
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection, Part
 from tests.acceptance.relays import Relays
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.fault
 OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
 EVENTS = ("kill", "freeze", "stop", "terminate", "terminate", "crash")
 REPLICAS = 3
+SHORT_LEASES = {"rabbitmq": "&heartbeat=2"}
 
 
 @pytest.fixture
@@ -49,12 +50,19 @@ class Chaos:
 
     Args:
         begins: each begins a process of a reader.
+        restart_broker: kills it, and starts it again.
     """
 
     def __init__(
-        self, begins: Sequence[Callable[[], RunningProcess]], inspection: Inspection
+        self,
+        begins: Sequence[Callable[[], RunningProcess]],
+        inspection: Inspection,
+        events: Sequence[str] = EVENTS,
+        restart_broker: Callable[[], None] = lambda: None,
     ) -> None:
         self._inspection = inspection
+        self._events = events
+        self._restart_broker = restart_broker
         self._frozen: list[tuple[float, RunningProcess]] = []
         self.running = [(begin, begin()) for begin in begins for _ in range(REPLICAS)]
 
@@ -81,6 +89,8 @@ class Chaos:
                     self._inspection.rows("SELECT pg_terminate_backend(%s)", backend)
             case "crash":
                 server.restart("immediate")
+            case "broker":
+                self._restart_broker()
         # One that was about to start exits if the server is away.
         for each in [it for it in self.running if not it[1].is_running()]:
             self.running.remove(each)
@@ -97,14 +107,15 @@ class Chaos:
         """Let things happen for so long, while a writer writes."""
         crashes, end = 0, time.monotonic() + seconds
         while time.monotonic() < end:
-            event = random.choice(EVENTS)
-            # The server needs a second to come back, and its tables don't: few crashes.
-            if event == "crash" and crashes * 60 > seconds - (end - time.monotonic()):
+            event = random.choice(self._events)
+            # The servers need seconds to come back, and tables don't: few crashes.
+            is_crash = event in {"crash", "broker"}
+            if is_crash and crashes * 60 > seconds - (end - time.monotonic()):
                 continue
             writer.add(random.randint(1, 100))
             self.happen(event, server)
+            crashes += is_crash
             if event == "crash":
-                crashes += 1
                 writer.reconnect()
             let_pass(random.uniform(0.1, 1.5))
         self.thaw(time.monotonic())
@@ -151,4 +162,34 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
     Chaos([begin], inspection).last(1800 if full else 15, migrated_server, writer)
     counters.wait_for_count(writer.added)
     wait_until_none("messages wait", broker.waiting)
+    counters.expect_each_once(writer.numbers())
+
+
+@pytest.mark.parametrize("kind", ["rabbitmq"])
+@pytest.mark.timeout(3600)
+def test_consumers_over_a_broker_do_so_too(
+    kind: str,
+    broker: Broker,
+    relays: Relays,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    migrated_server: PostgresServer,
+    full: bool,
+) -> None:
+    def restart_broker() -> None:
+        broker.write()
+        broker.kill()
+        broker.start()
+
+    url = broker.url + SHORT_LEASES.get(kind, "")
+    begin = partial(counters.start_without_waiting, url, IMPATIENT)
+    counters.start(url).terminate()
+    broker.write()
+    relays.start(broker.url)
+    Chaos(
+        [begin], inspection, ("kill", "freeze", "stop", "broker"), restart_broker
+    ).last(900 if full else 20, migrated_server, writer)
+    counters.wait_for_count(writer.added)
+    wait_until_none("deliveries wait", broker.waiting)
     counters.expect_each_once(writer.numbers())

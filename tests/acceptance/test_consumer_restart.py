@@ -53,7 +53,8 @@ class TestABroker:
                 # Handlers wait at their INSERT until the block ends.
                 gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
                 writer.add(count)
-                wait_for("both are at work", counters.are_at_work)
+                at_work = 2 if broker.shares else 1
+                wait_for("they work", partial(counters.are_at_work, at_work))
                 logged = (
                     counters.logged("SourceLost"),
                     counters.logged("SourceRecovered"),
