@@ -179,7 +179,12 @@ class Queue:
         channel = await self._link.channel()
         name = f"{self._config.name}{OWNER_SUFFIX}"
         try:
-            await channel.ask(channel.pika.queue_declare, queue=name, exclusive=True)
+            await channel.ask(
+                channel.pika.queue_declare,
+                queue=name,
+                exclusive=True,
+                arguments={"x-queue-type": "classic"},
+            )
         except ChannelClosedByBroker as error:
             if error.reply_code == _LOCKED:
                 return False

@@ -190,8 +190,7 @@ class RabbitMQSource:
             if queue is None:
                 queue = await self._connect()
             elif (reason := queue.why_lost) is not None:
-                # Unless it disconnects, no other replica gets the lock.
-                await self._disconnect()
+                self._forget()
                 raise reason
             if not queue.consuming:
                 if not await self._may_consume(queue):
@@ -317,6 +316,9 @@ class RabbitMQSource:
                 "empty queue, which the consumer creates again"
             ]
         queue.when_lost(self._arrived.set)
+        if not self._shared:
+            # Otherwise, it would keep the lock until there is room for messages.
+            queue.when_lost(self._link.abort)
         return queue
 
     async def _disconnect(self) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from inbox.source import Delivery
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
-from outbox.brokers.rabbitmq.amqp import AmqpConnection
+from outbox.brokers.rabbitmq.amqp import NOT_FOUND, AmqpConnection
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.gather import end
 from pillarbox import Message
@@ -27,6 +28,7 @@ from tests.fixtures.sources import (
     until_lost,
 )
 from tests.fixtures.urls import with_options
+from tests.fixtures.waiting import wait_for
 from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
@@ -187,6 +189,25 @@ async def test_a_replica_frozen_before_it_consumes_receives_nothing_when_it_wake
                 with suppress(BrokerUnavailableError):
                     assert await frozen.receive(limit=10) == []
             assert payloads(held) == list(range(20))
+
+
+async def test_a_replica_whose_channel_is_lost_lets_others_consume_while_it_is_busy(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    def is_released() -> bool:
+        with channel_of(rabbitmq_url) as channel:
+            try:
+                channel.queue_declare(f"{consumer}.owner", passive=True)
+            except ChannelClosedByBroker as error:
+                return bool(error.reply_code == NOT_FOUND)
+            return False
+
+    async with source(rabbitmq_url, consumer) as busy:
+        assert await busy.receive(limit=10) == []
+        assert not is_released()
+        with channel_of(rabbitmq_url) as channel:
+            channel.queue_delete(consumer)
+        await asyncio.to_thread(wait_for, "it lets the lock go", is_released)
 
 
 async def test_beside_replicas_that_share_none_consumes_in_order(
