@@ -42,7 +42,7 @@ def consumer() -> str:
 
 @asynccontextmanager
 async def source(
-    url: str, consumer: str, *topics: str, shared: bool = False, **options: object
+    url: str, consumer: str, *topics: str, shared: object = False, **options: object
 ) -> AsyncIterator[RabbitMQSource]:
     made = RabbitMQSource(
         with_options(url, **options),
