@@ -124,6 +124,8 @@ def rabbitmq() -> Iterator[Broker]:
             waiting=partial(_waiting_in_rabbitmq, server),
             kill=server.kill,
             start=server.start,
+            ordered=True,
+            shares=False,
             write=server.write_names,
         )
 

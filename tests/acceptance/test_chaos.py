@@ -109,13 +109,12 @@ class Chaos:
         while time.monotonic() < end:
             event = random.choice(self._events)
             # The servers need seconds to come back, and tables don't: few crashes.
-            if event in {"crash", "broker"} and crashes * 60 > seconds - (
-                end - time.monotonic()
-            ):
+            is_crash = event in {"crash", "broker"}
+            if is_crash and crashes * 60 > seconds - (end - time.monotonic()):
                 continue
             writer.add(random.randint(1, 100))
             self.happen(event, server)
-            crashes += event in {"crash", "broker"}
+            crashes += is_crash
             if event == "crash":
                 writer.reconnect()
             let_pass(random.uniform(0.1, 1.5))
@@ -166,7 +165,7 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
     counters.expect_each_once(writer.numbers())
 
 
-@pytest.mark.parametrize("kind", ["nats"])
+@pytest.mark.parametrize("kind", ["nats", "rabbitmq"])
 @pytest.mark.timeout(3600)
 def test_consumers_over_a_broker_do_so_too(
     kind: str,

@@ -23,13 +23,17 @@ from outbox.errors import ConfigError, shorten
 
 OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]
 
+OWNER_SUFFIX: Final = ".owner"
+"""Ends the name of the queue that is the lock of another one."""
+
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
 # From this version on, a quorum queue without a limit of its own drops a message that
 # has been returned 20 times.
 _LIMITED: Final = (4, 0)
 _UNLIMITED: Final = -1
-_FORBIDDEN: Final = (403, 405)
+_LOCKED: Final = 405
+_FORBIDDEN: Final = (403, _LOCKED)
 _GATHER: Final = 0.002
 
 
@@ -96,10 +100,15 @@ class Queue:
 
     Attributes:
         consuming: whether it receives deliveries.
+        limited: whether RabbitMQ may drop messages that are returned to this queue.
     """
 
-    def __init__(self, channel: Channel, config: QueueConfig) -> None:
+    def __init__(
+        self, link: AmqpConnection, channel: Channel, config: QueueConfig
+    ) -> None:
         self.consuming = False
+        self.limited = False
+        self._link = link
         self._channel = channel
         self._config = config
         self._unacked: dict[int, None] = {}
@@ -117,7 +126,7 @@ class Queue:
             ConfigError: something is missing and the user lacks the privilege to create
                 it, or the queue exists with another setting of single active consumer.
         """
-        await _declare(link, config)
+        limited = await _declare(link, config)
         channel = await link.channel_with_exchange(config.exchange)
         for topic in config.topics:
             try:
@@ -137,7 +146,9 @@ class Queue:
                 reply_text=f"queue {config.name!r} was deleted, or lost its leader"
             )
         )
-        return cls(channel, config)
+        queue = cls(link, channel, config)
+        queue.limited = limited
+        return queue
 
     @property
     def why_lost(self) -> AMQPError | None:
@@ -150,6 +161,47 @@ class Queue:
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the channel is lost."""
         self._channel.closed.add_done_callback(lambda _: callback())
+
+    async def take_turn(self) -> bool:
+        """Return whether to consume, because nobody else does or is about to.
+
+        An exclusive queue is the lock: it ends with its connection, on which this
+        replica consumes, so whoever has lost the lock can't begin to consume. (Quorum
+        queues ignore that a consumer is exclusive.)
+
+        Raises:
+            AMQPError, OSError: the channel is lost.
+            ConfigError: the user lacks the privilege to declare the lock.
+        """
+        # A refused lock is an error in the server's log, so look first.
+        if await self._has_consumers():
+            return False
+        channel = await self._link.channel()
+        name = f"{self._config.name}{OWNER_SUFFIX}"
+        try:
+            await channel.ask(
+                channel.pika.queue_declare,
+                queue=name,
+                exclusive=True,
+                arguments={"x-queue-type": "classic"},
+            )
+        except ChannelClosedByBroker as error:
+            if error.reply_code == _LOCKED:
+                return False
+            raise ConfigError(
+                f"queue {name!r}, which keeps several replicas in order, can't be "
+                f"declared: {error.reply_text}; grant the user configure on it, or "
+                'set Consumer(order="none")'
+            ) from None
+        await channel.close()
+        # The lock can end before the messages of its last owner are back in the queue.
+        return not await self._has_consumers()
+
+    async def _has_consumers(self) -> bool:
+        declared = await self._channel.ask(
+            self._channel.pika.queue_declare, queue=self._config.name, passive=True
+        )
+        return bool(declared.method.consumer_count)
 
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
@@ -227,7 +279,9 @@ class Queue:
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
-async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
+async def _declare(link: AmqpConnection, config: QueueConfig) -> bool:
+    """Create the queue if it is missing; return whether it limits deliveries."""
+    limited = False
     arguments = config.arguments(link.server_version)
     while True:
         channel = await link.channel()
@@ -244,7 +298,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             text = error.reply_text
         else:
             await channel.close()
-            return
+            return limited
         if _SINGLE in text:
             raise ConfigError(
                 f"queue {config.name!r} exists with a different {_SINGLE} setting; "
@@ -252,6 +306,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             )
         if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
             break
+        limited = True
     # The queue exists with other arguments, or the user lacks the privilege to declare.
     channel = await link.channel()
     try:
@@ -263,3 +318,4 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             ) from None
         raise ConfigError(f"queue {config.name!r}: {error.reply_text}") from None
     await channel.close()
+    return limited

@@ -1,14 +1,18 @@
 """A source that reads a RabbitMQ queue; each consumer has its own.
 
-RabbitMQ delivers messages to any replica that has room, so a key is in order only with
-one replica; with several, `single_active_consumer` lets one work while the others wait.
-A message that waits for its retry is held here unacked, as are later messages of its
-key: whatever happens to this process, RabbitMQ redelivers them.
+RabbitMQ delivers messages to any consumer of a queue that has room, so one replica at a
+time consumes, and the others stand by, unless `share` is called. A message that waits
+for its retry is held here unacked, as are later messages of its key: whatever happens
+to this process, RabbitMQ redelivers them, in order and before all others.
+
+A quorum queue appends what is returned to earlier returns that nobody has received yet.
+So a replica that keeps order has one consumer, whose prefetch never changes.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +25,12 @@ from pika import BasicProperties, spec
 from inbox.consuming.backlog import Backlog
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
+from inbox.sources.rabbitmq.queue import (
+    OWNER_SUFFIX,
+    Queue,
+    QueueConfig,
+    binding_key,
+)
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import AmqpConnection
 from outbox.brokers.rabbitmq.connection import (
@@ -32,11 +41,20 @@ from outbox.brokers.rabbitmq.connection import (
 from outbox.brokers.rabbitmq.message import from_delivery, published_at
 from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES, RabbitMQOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.retry import jittered
 
 _LEAST_PREFETCH: Final = 100
+# The same for all replicas, whatever their limits: see above.
+_PREFETCH_IN_ORDER: Final = 1024
 _MAX_PREFETCH: Final = 65_535
 _MAX_ASIDE: Final = 10_000
 _ASIDE_PER_SECOND: Final = 2000
+# How often a replica that stands by looks whether it can consume.
+_LOOK: Final = 0.25
+# How long a replica without a handler lets others consume, and how long it then goes on
+# before it does so again: longer each time, until messages have long had handlers.
+_STEP_ASIDE: Final = 1.0
+_LONGEST_TURN: Final = 30.0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -79,13 +97,15 @@ class RabbitMQSource:
         self._parameters = rabbitmq_parameters(self._url, options)
         for topic in topics:
             binding_key(topic)
-        if len(consumer.encode()) > MAX_NAME_BYTES:
+        name = options.queue or consumer
+        most = MAX_NAME_BYTES - len(OWNER_SUFFIX)
+        if len(name.encode()) > most:
             raise ConfigError(
-                f"consumer {shorten(consumer)}: has more than {MAX_NAME_BYTES} bytes, "
+                f"consumer {shorten(name)}: has more than {most} bytes, "
                 "RabbitMQ's limit for the name of a queue; shorten it"
             )
         self._config = QueueConfig(
-            name=options.queue or consumer,
+            name=name,
             exchange=options.exchange,
             topics=tuple(topics),
             classic=options.queue_type == "classic",
@@ -105,7 +125,22 @@ class RabbitMQSource:
         # Kept across channels: unacked messages are redelivered on the next channel.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
-        self.abilities = Abilities(identify=self._identify)
+        self._shared = False
+        self._standing_by: Collection[str] = ()
+        # When to step aside, until when, and from when on it may happen again.
+        self._leave_at = math.inf
+        self._aside_until = self._stays_until = -math.inf
+        self._turn = _STEP_ASIDE
+        self._warnings: list[str] = []
+        self.abilities = Abilities(
+            identify=self._identify,
+            share=self._share,
+            standing_by=lambda: self._standing_by,
+            warnings=lambda: self._warnings,
+        )
+
+    def _share(self) -> None:
+        self._shared = True
 
     def _identify(self, id: str) -> None:
         self._config = replace(self._config, member=id)
@@ -119,7 +154,9 @@ class RabbitMQSource:
                 create it.
         """
         try:
-            await self._connect()
+            queue = await self._connect()
+            if not (self._shared or self._config.single):
+                await queue.take_turn()
         except BaseException as error:
             await self._disconnect()
             if isinstance(error, BROKEN):
@@ -129,12 +166,15 @@ class RabbitMQSource:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Send the scheduled acks, and return all other messages to the queue."""
+        await self._leave()
+
+    async def _leave(self) -> None:
         queue, link = self._queue, self._link
         try:
             if queue is not None and link is not None and queue.why_lost is None:
                 with suppress(*BROKEN):
                     await queue.settle()
-                if self._config.single:
+                if self._config.single or not self._shared:
                     # An orderly close would cancel the consumer first, so the next
                     # replica would start before it has the returned messages.
                     link.abort()
@@ -144,6 +184,8 @@ class RabbitMQSource:
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Wait for deliveries, and return at most `limit`."""
         try:
+            if self._leave_at <= time.monotonic():
+                await self._step_aside()
             queue = self._queue
             if queue is None:
                 queue = await self._connect()
@@ -151,7 +193,13 @@ class RabbitMQSource:
                 self._forget()
                 raise reason
             if not queue.consuming:
-                self._prefetch = self._prefetch or max(_LEAST_PREFETCH, 4 * limit)
+                if not await self._may_consume(queue):
+                    return []
+                self._prefetch = self._prefetch or (
+                    max(_LEAST_PREFETCH, 4 * limit)
+                    if self._shared
+                    else _PREFETCH_IN_ORDER
+                )
                 self._window = min(self._prefetch, _MAX_PREFETCH)
                 await queue.consume(self._window, partial(self._keep, queue))
             await self._hand_back(queue)
@@ -192,13 +240,21 @@ class RabbitMQSource:
     def handed_back(self, received: Received, delay: timedelta) -> bool:
         """Return a message to the queue after the delay; meanwhile keep its tag only.
 
-        With `single_active_consumer` no other replica would get it.
+        To keep its order it waits here, and the next `receive` lets another replica
+        consume, if there is one.
         """
         if received.queue is not self._queue:
             return True  # RabbitMQ redelivers it
+        seconds = delay.total_seconds()
+        if not self._shared:
+            now = time.monotonic()
+            self._failures[received.message.id] = (received.attempts, now + seconds)
+            self._backlog.defer(received, seconds)
+            self._leave_at = min(self._leave_at, max(now, self._stays_until))
+            self._arrived.set()
+            return True
         if self._config.single or len(self._aside) >= _MAX_ASIDE:
             return False
-        seconds = delay.total_seconds()
         if self._window > (self._prefetch or 0):
             # Each return of a flood fills another replica's prefetch only once.
             seconds = min(seconds, 1 + len(self._aside) / _ASIDE_PER_SECOND)
@@ -227,12 +283,42 @@ class RabbitMQSource:
             await queue.consume(self._window, partial(self._keep, queue))
             self._window *= 2
 
+    async def _step_aside(self) -> None:
+        """Let another replica consume, if there is one."""
+        now = time.monotonic()
+        is_new = now > self._stays_until + 2 * _LONGEST_TURN
+        self._turn = _STEP_ASIDE if is_new else min(2 * self._turn, _LONGEST_TURN)
+        self._aside_until = now + _STEP_ASIDE
+        self._stays_until = self._aside_until + self._turn
+        self._leave_at = math.inf
+        await self._leave()
+
+    async def _may_consume(self, queue: Queue) -> bool:
+        """Return whether it's this replica's turn; if not, wait a little."""
+        if self._aside_until <= time.monotonic():
+            if self._shared or self._config.single or await queue.take_turn():
+                self._standing_by = ()
+                return True
+            self._standing_by = self._config.topics
+        await asyncio.sleep(min(self._poll, jittered(_LOOK)))
+        return False
+
     async def _connect(self) -> Queue:
         if self._link is None or not self._link.is_open:
             self._link = await AmqpConnection.open(self._parameters)
         queue = await Queue.open(self._link, self._config)
         self._queue = queue
+        if queue.limited:
+            self._warnings = [
+                f"queue {self._config.name!r} has no x-delivery-limit of -1: RabbitMQ "
+                "drops a message that was returned more often than its limit, by "
+                "default 20 times; set delivery-limit to -1 by a policy, or delete the "
+                "empty queue, which the consumer creates again"
+            ]
         queue.when_lost(self._arrived.set)
+        if not self._shared:
+            # Otherwise, it would keep the lock until there is room for messages.
+            queue.when_lost(self._link.abort)
         return queue
 
     async def _disconnect(self) -> None:

@@ -81,12 +81,12 @@ class RabbitMQOptions(BrokerOptions):
         Form.flag(),
         False,
         side="consumer",
-        help="`true`: one replica works, the others wait",
+        help="`true`: RabbitMQ itself chooses the one replica that consumes",
     )
     prefetch: int | None = option(
         Form.number(most=65_535),
         side="consumer",
-        shown="4 × the first `limit`, at least 100",
+        shown='1,024; 4 × the first `limit`, at least 100, with `order="none"`',
         help="most messages held in this process",
     )
     cacertfile: str | None = option(

@@ -3,21 +3,24 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from inbox.source import Delivery
 from inbox.sources.rabbitmq import RabbitMQSource
-from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
+from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
+from outbox.brokers.rabbitmq.amqp import NOT_FOUND, AmqpConnection
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.gather import end
 from pillarbox import Message
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.rabbitmq import channel_of
+from tests.fixtures.rabbitmq import channel_of, user
 from tests.fixtures.sources import (
     payloads,
     publish,
@@ -25,6 +28,8 @@ from tests.fixtures.sources import (
     until_lost,
 )
 from tests.fixtures.urls import with_options
+from tests.fixtures.waiting import wait_for
+from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
 
@@ -37,14 +42,17 @@ def consumer() -> str:
 
 @asynccontextmanager
 async def source(
-    url: str, consumer: str, *topics: str, **options: object
+    url: str, consumer: str, *topics: str, shared: object = False, **options: object
 ) -> AsyncIterator[RabbitMQSource]:
-    async with RabbitMQSource(
+    made = RabbitMQSource(
         with_options(url, **options),
         consumer=consumer,
         topics=topics or ("orders",),
         poll_interval=SOON,
-    ) as entered:
+    )
+    if shared:
+        made.abilities.share()
+    async with made as entered:
         yield entered
 
 
@@ -100,17 +108,190 @@ async def test_a_flood_that_one_replica_hands_back_does_not_stay_with_it(
                 has_all.set()
 
     returned, handled, has_all = set[UUID](), set[UUID](), asyncio.Event()
-    async with source(rabbitmq_url, consumer, prefetch=20) as old:
+    async with source(rabbitmq_url, consumer, shared=True, prefetch=20) as old:
         await publish(rabbitmq_url, *numbered(300, keys=300))
         handing_back = asyncio.create_task(hand_back(old))
         async with asyncio.timeout(150):
             await has_all.wait()
-            async with source(rabbitmq_url, consumer, prefetch=50) as new:
+            async with source(rabbitmq_url, consumer, shared=True, prefetch=50) as new:
                 while len(handled) < 300:
                     for delivery in await new.receive(limit=100):
                         await delivery.ack()
                         handled.add(delivery.message.id)
         await end([handing_back])
+
+
+async def take_over(second: RabbitMQSource, put: int) -> float:
+    """Return after how many seconds it receives; check that it has the messages."""
+    began = time.monotonic()
+    arrived = await receive_despite_losses(second, 1)
+    seconds = time.monotonic() - began
+    arrived += await receive_despite_losses(second, put - len(arrived))
+    assert payloads(arrived) == list(range(put))
+    return seconds
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_a_replica_that_stands_by_soon_takes_over_and_begins_with_what_was_held(
+    rabbitmq_url: str, proxy: MakeProxy, consumer: str, queue_type: str
+) -> None:
+    server, url = proxy(rabbitmq_url)
+    async with AsyncExitStack() as replicas:
+        async with source(rabbitmq_url, consumer, queue_type=queue_type) as first:
+            second = await replicas.enter_async_context(source(url, consumer))
+            await publish(rabbitmq_url, *numbered(20))
+            await receive_despite_losses(first, 20)
+            assert await second.receive(limit=10) == []
+            assert list(second.abilities.standing_by()) == ["orders"]
+        assert await take_over(second, 20) < 1
+        assert not second.abilities.standing_by()
+        third = await replicas.enter_async_context(source(rabbitmq_url, consumer))
+        assert await third.receive(limit=10) == []
+        await asyncio.to_thread(server.cut)
+        assert await take_over(third, 20) < 2
+
+
+async def test_a_replica_frozen_before_it_consumes_receives_nothing_when_it_wakes(
+    rabbitmq_url: str,
+    proxy: MakeProxy,
+    consumer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consume, may, asleep, awake = (
+        Queue.consume,
+        [False],
+        asyncio.Event(),
+        asyncio.Event(),
+    )
+
+    async def freeze_first(self: Queue, *arguments: Any) -> None:
+        if not may[0]:
+            may[0] = True
+            asleep.set()
+            await awake.wait()
+        await consume(self, *arguments)
+
+    monkeypatch.setattr(Queue, "consume", freeze_first)
+    server, url = proxy(rabbitmq_url)
+    async with source(url, consumer) as frozen:
+        reading = asyncio.create_task(frozen.receive(limit=10))
+        await asleep.wait()
+        async with source(rabbitmq_url, consumer) as other:
+            await publish(rabbitmq_url, *numbered(20))
+            assert await other.receive(limit=10) == []
+            # As the server does when it has missed two heartbeats.
+            await asyncio.to_thread(server.cut)
+            held = await receive_despite_losses(other, 20)
+            awake.set()
+            with pytest.raises(BrokerUnavailableError):
+                await reading
+            while not frozen.abilities.standing_by():
+                with suppress(BrokerUnavailableError):
+                    assert await frozen.receive(limit=10) == []
+            assert payloads(held) == list(range(20))
+
+
+async def test_a_replica_whose_channel_is_lost_lets_others_consume_while_it_is_busy(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    def is_released() -> bool:
+        with channel_of(rabbitmq_url) as channel:
+            try:
+                channel.queue_declare(f"{consumer}.owner", passive=True)
+            except ChannelClosedByBroker as error:
+                return bool(error.reply_code == NOT_FOUND)
+            return False
+
+    async with source(rabbitmq_url, consumer) as busy:
+        assert await busy.receive(limit=10) == []
+        assert not is_released()
+        with channel_of(rabbitmq_url) as channel:
+            channel.queue_delete(consumer)
+        await asyncio.to_thread(wait_for, "it lets the lock go", is_released)
+
+
+async def test_beside_replicas_that_share_none_consumes_in_order(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer) as new:
+        async with source(rabbitmq_url, consumer, shared=True) as old:
+            assert await old.receive(limit=10) == []
+            await publish(rabbitmq_url, *numbered(20))
+            await receive_despite_losses(old, 10, limit=10)
+            assert await new.receive(limit=10) == []
+            assert list(new.abilities.standing_by()) == ["orders"]
+        assert await take_over(new, 20) < 1
+
+
+async def test_replicas_with_different_limits_keep_a_backlog_in_order(
+    rabbitmq_url: str, proxy: MakeProxy, consumer: str
+) -> None:
+    server, url = proxy(rabbitmq_url)
+    async with source(rabbitmq_url, consumer):
+        pass
+    await publish(rabbitmq_url, *numbered(600))
+    for limit in (120, 10, 40):
+        async with source(url, consumer) as killed:
+            await receive_despite_losses(killed, limit, limit=limit)
+            await asyncio.to_thread(server.cut)
+    async with source(rabbitmq_url, consumer) as last:
+        assert payloads(await receive_despite_losses(last, 600)) == list(range(600))
+
+
+@pytest.mark.parametrize("options", [{}, {"single_active_consumer": True}])
+async def test_keys_stay_in_order_while_replicas_leave_messages_to_each_other(
+    rabbitmq_url: str, consumer: str, options: dict[str, object]
+) -> None:
+    async def handle(replica: RabbitMQSource, mine: int) -> None:
+        while len(handled) < 200:
+            with suppress(BrokerUnavailableError):
+                for delivery in await replica.receive(limit=10):
+                    (number,) = payloads([delivery])
+                    if number % 50 == mine or delivery.message.key in returned[mine]:
+                        assert await delivery.hand_back(timedelta(seconds=0.2))
+                        returned[mine].add(delivery.message.key)
+                    else:
+                        handled.setdefault(number, delivery.message.key)
+                        await delivery.ack()
+            returned[mine].clear()
+
+    handled: dict[int, str | None] = {}
+    returned: list[set[str | None]] = [set(), set()]
+    async with (
+        source(rabbitmq_url, consumer, **options) as one,
+        source(rabbitmq_url, consumer, **options) as other,
+        asyncio.timeout(60),
+    ):
+        await publish(rabbitmq_url, *numbered(200, keys=7))
+        await asyncio.gather(handle(one, 0), handle(other, 1))
+    for key in set(handled.values()):
+        of_key = [number for number, its in handled.items() if its == key]
+        assert of_key == sorted(of_key)
+
+
+async def test_a_consumer_needs_to_configure_the_queue_that_shows_who_consumes(
+    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer):
+        pass
+    with user(shared_rabbitmq, consumer, "secret", "^$"):
+        url = rabbitmq_url.replace("guest:guest", f"{consumer}:secret")
+        with pytest.raises(ConfigError, match=rf"{consumer}\.owner.*grant.*configure"):
+            async with source(url, consumer):
+                pass
+        async with source(url, consumer, shared=True) as sharing:
+            assert await sharing.receive(limit=1) == []
+
+
+async def test_a_queue_of_rabbitmq_4_that_drops_returned_messages_is_reported(
+    rabbitmq_url: str, consumer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with source(rabbitmq_url, consumer) as old:
+        assert not old.abilities.warnings()
+    monkeypatch.setattr(AmqpConnection, "server_version", (4, 0))
+    async with source(rabbitmq_url, consumer) as new:
+        (warning,) = new.abilities.warnings()
+    assert f"queue '{consumer}' has no x-delivery-limit" in warning
 
 
 async def test_at_most_the_prefetch_is_held_and_a_retry_holds_its_key(

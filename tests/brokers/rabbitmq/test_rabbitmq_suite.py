@@ -49,7 +49,7 @@ class RabbitMQSourceCase(ProxiedUrl, SourceSettling):
     """Tests in which queue types can differ, except slow ones with time limits."""
 
     server = "rabbitmq_url"
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(shares=False, one_receives=True)
     options = ""
     # Long enough that a client that hangs briefly doesn't count as a stalled broker.
     heartbeat = 20
@@ -61,13 +61,16 @@ class RabbitMQSourceCase(ProxiedUrl, SourceSettling):
 
     @override
     def source(self, consumer: str, topic: str) -> RabbitMQSource:
-        return RabbitMQSource(
+        source = RabbitMQSource(
             f"{self.url}&heartbeat={self.heartbeat}&queue={consumer}-{topic}"
             f"{self.options}",
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
         )
+        if self.capabilities.shares:
+            source.abilities.share()
+        return source
 
     @override
     async def put(self, *messages: Message) -> None:
@@ -124,6 +127,10 @@ class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):
     pass
 
 
+class TestRabbitMQSourceThatShares(RabbitMQOutageCase):
+    capabilities = SourceCapabilities()
+
+
 class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
     options = "&queue_type=classic"
 
@@ -133,16 +140,21 @@ class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
 
 
 @pytest.mark.variant
+class TestRabbitMQOutageOfClassicQueueThatIsShared(TestRabbitMQSourceThatShares):
+    options = "&queue_type=classic"
+
+
+@pytest.mark.variant
 class TestRabbitMQOutageOfClassicQueue(RabbitMQOutageCase):
     options = "&queue_type=classic"
 
 
 class TestRabbitMQSourceWithSingleActiveConsumer(RabbitMQSourceCase):
-    capabilities = SourceCapabilities(shares=False, hands_back=False)
+    capabilities = SourceCapabilities(shares=False)
     options = "&single_active_consumer=true"
 
 
 @pytest.mark.variant
 class TestRabbitMQOutageWithSingleActiveConsumer(RabbitMQOutageCase):
-    capabilities = SourceCapabilities(shares=False, hands_back=False)
+    capabilities = SourceCapabilities(shares=False)
     options = "&single_active_consumer=true"
