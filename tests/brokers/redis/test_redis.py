@@ -35,7 +35,14 @@ from tests.servers.redis import RedisServer, redis_server
 SOON = timedelta(milliseconds=50)
 
 
+def shared_source(url: str, **options: Any) -> RedisSource:
+    source = RedisSource(url, **options)
+    source.abilities.share()
+    return source
+
+
 source = partial(entered, RedisSource, "billing")
+shared = partial(entered, shared_source, "billing")
 
 
 def pending(url: str) -> Any:
@@ -147,9 +154,9 @@ async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
 ) -> None:
     await publish(redis_url, *numbered(1))
     after = timedelta(milliseconds=300)
-    async with source(redis_url, "orders", reclaim_after=after) as consumer:
+    async with shared(redis_url, "orders", reclaim_after=after) as consumer:
         (delivery,) = await receive(consumer, 1)
-        look, hand_over = Streams._times_delivered, Streams.give_back
+        look, hand_over = Streams._find, Streams.give_back
         is_written = asyncio.Event()
 
         async def look_slowly(self: Streams, *of: Any) -> Any:
@@ -165,7 +172,7 @@ async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
             await hand_over(self, entries)
             is_written.set()
 
-        monkeypatch.setattr(Streams, "_times_delivered", look_slowly)
+        monkeypatch.setattr(Streams, "_find", look_slowly)
         monkeypatch.setattr(Streams, "give_back", write)
         async with asyncio.timeout(60):
             await is_written.wait()
