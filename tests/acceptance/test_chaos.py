@@ -16,7 +16,7 @@ import pytest
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.testing.postgres import PostgresServer
-from tests.acceptance.brokers import outbox
+from tests.acceptance.brokers import Broker, as_variant
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection, Part
 from tests.acceptance.relays import Relays
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.fault
 OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
 EVENTS = ("kill", "freeze", "stop", "terminate", "terminate", "crash")
 REPLICAS = 3
+LEASES = {"postgres": "&lease=2s"}
 
 
 @pytest.fixture
@@ -139,15 +140,21 @@ def test_two_readers_lose_nothing_and_keep_each_key_in_order_whatever_happens(
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["postgres", as_variant("redis")])
 def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
+    kind: str,
+    broker: Broker,
+    relays: Relays,
     counters: Counters,
     writer: Writer,
     inspection: Inspection,
     migrated_server: PostgresServer,
     full: bool,
 ) -> None:
-    broker = outbox(inspection.url)
-    begin = partial(counters.start_without_waiting, f"{broker.url}&lease=2s", IMPATIENT)
+    if broker.relayed:
+        relays.start(broker.url)
+    url = broker.url + LEASES.get(kind, "")
+    begin = partial(counters.start_without_waiting, url, IMPATIENT)
     Chaos([begin], inspection).last(1800 if full else 15, migrated_server, writer)
     counters.wait_for_count(writer.added)
     wait_until_none("messages wait", broker.waiting)

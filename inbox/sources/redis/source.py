@@ -104,7 +104,10 @@ class RedisSource:
             await close_client(self._client)
             cause = error.__cause__
             if isinstance(cause, ResponseError) and "unknown command" in str(cause):
-                raise ConfigError(f"broker: {cause}; use Redis 6.2 or newer") from None
+                raise ConfigError(
+                    f"broker: {cause}; use Redis 6.2 or newer and allow EVAL, or write "
+                    "Consumer(…, order='none')"
+                ) from None
             raise
         self._keeper.start()
         return self
