@@ -108,6 +108,8 @@ class Streams:
             if not self.is_shared:
                 await self._presence.show(self._channel)
             await self.join()
+            if not self.is_shared:
+                await self.look_around()
             if not self.is_shared and self._known:
                 await self._client.xread(dict.fromkeys(self._known, "$"))
                 await self._take(0, 0.0, 0.0)
