@@ -50,6 +50,7 @@ class Broker:
         kill: kills it, as a crash would.
         start: restarts it with its data.
         ordered: whether keys stay in order with several counters.
+        alone: whether one counter at a time gets messages, and the others stand by.
         write: writes the list of recently created queues to disk.
         relayed: whether relays publish to it.
     """
@@ -59,6 +60,7 @@ class Broker:
     kill: Callable[[], None]
     start: Callable[[], None]
     ordered: bool = False
+    alone: bool = False
     write: Callable[[], object] = lambda: None
     relayed: bool = True
 
@@ -112,6 +114,7 @@ def redis() -> Iterator[Broker]:
             kill=server.kill,
             start=server.start,
             ordered=True,
+            alone=True,
         )
 
 

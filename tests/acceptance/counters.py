@@ -32,8 +32,8 @@ _SHARES = """
      GROUP BY pid
 """
 # A duplicate waits for the other's receipt, not for the table.
-_BOTH_AT_WORK = """
-    SELECT count(DISTINCT application_name) > 1
+_AT_WORK = """
+    SELECT count(DISTINCT application_name)
       FROM pg_locks JOIN pg_stat_activity USING (pid)
      WHERE relation = 'counted'::regclass AND NOT granted
 """
@@ -89,9 +89,9 @@ class Counters(Processes):
         while (counted := self.count()) < count:
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 
-    def are_at_work(self) -> bool:
-        """Return whether both of two counters wait in their handlers for the table."""
-        return self._inspection.rows(_BOTH_AT_WORK) == [(True,)]
+    def are_at_work(self, *, alone: bool = False) -> bool:
+        """Return whether two counters, or one, wait in their handlers for the table."""
+        return self._inspection.rows(_AT_WORK) == [(1 if alone else 2,)]
 
     def numbers(self, *, ordered: bool = True) -> dict[str, list[int]]:
         """Return the numbers of each key's messages, in the order of handling.

@@ -53,7 +53,7 @@ class TestABroker:
                 # Handlers wait at their INSERT until the block ends.
                 gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
                 writer.add(count)
-                wait_for("both are at work", counters.are_at_work)
+                wait_for("they work", partial(counters.are_at_work, alone=broker.alone))
                 logged = (
                     counters.logged("SourceLost"),
                     counters.logged("SourceRecovered"),

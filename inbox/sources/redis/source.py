@@ -100,8 +100,7 @@ class RedisSource:
                 if self._streams.is_shared:
                     await self._reclaim(1)
         except BaseException as error:
-            await self._streams.end()
-            await close_client(self._client)
+            await self._close()
             cause = error.__cause__
             if isinstance(cause, ResponseError) and "unknown command" in str(cause):
                 raise ConfigError(
@@ -117,7 +116,12 @@ class RedisSource:
         try:
             await self._keeper.leave(self._leave_timeout, self._give_back)
         finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        try:
             await self._streams.end()
+        finally:
             await close_client(self._client)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
