@@ -162,6 +162,15 @@ class Keeper(Generic[E]):
             async with asyncio.timeout(seconds):
                 await give_back({entry: left.get(entry, 0.0) for entry in entries})
 
+    async def give_up(
+        self, give_back: Callable[[dict[E, float]], Awaitable[None]]
+    ) -> None:
+        """Return all entries at once; handlers that are running go on."""
+        async with self._turn:
+            await give_back(dict.fromkeys(self.held.values(), 0.0))
+            self.held.clear()
+            self.backlog.clear()
+
     async def end(self) -> None:
         """End all tasks."""
         await self._outcomes.finish(0)

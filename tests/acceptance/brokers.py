@@ -113,6 +113,8 @@ def redis() -> Iterator[Broker]:
             waiting=partial(_waiting_in_redis, server.url),
             kill=server.kill,
             start=server.start,
+            ordered=True,
+            shares=False,
         )
 
 

@@ -165,7 +165,7 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
     counters.expect_each_once(writer.numbers())
 
 
-@pytest.mark.parametrize("kind", ["nats", "rabbitmq"])
+@pytest.mark.parametrize("kind", ["nats", "rabbitmq", "redis"])
 @pytest.mark.timeout(3600)
 def test_consumers_over_a_broker_do_so_too(
     kind: str,

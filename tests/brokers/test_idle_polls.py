@@ -50,7 +50,7 @@ async def test_redis_reads_wait_for_different_times(redis_url: str) -> None:
         def listen() -> None:
             while len(whole(waits)) < ENOUGH:
                 said = monitor.next_command()["command"]
-                found = re.search(r"XREADGROUP .*BLOCK (\d+)", said, re.IGNORECASE)
+                found = re.search(r"XREAD .*BLOCK (\d+)", said, re.IGNORECASE)
                 if found is not None:
                     waits.append(int(found[1]) / 1000)
 

@@ -112,7 +112,7 @@ async def test_a_redis_user_that_loses_ack_permission_is_reported_and_fetches_no
         poll_interval=SOON,
     )
     with Redis.from_url(url, protocol=2) as client:
-        client.execute_command("ACL SETUSER some on >some ~* +@all")
+        client.execute_command("ACL SETUSER some on >some ~* &* +@all")
         async with (
             RedisPublisher(url) as publisher,
             billing(source, database_url) as events,

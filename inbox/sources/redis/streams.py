@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -16,12 +17,11 @@ from redis.exceptions import NoPermissionError, ResponseError
 from inbox.consuming.keeper import Held
 from inbox.consuming.rollout import begins_at_oldest
 from inbox.poison.history import Delivered
+from inbox.sources.redis.presence import Presence
+from inbox.sources.redis.scripts import END_MEMBERSHIP, RETURNED, TAKE
 from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
-
-RETURNED: Final = "returned"
-"""The group member to which returned entries are assigned."""
 
 _AT_ONCE: Final = 7 * 86_400
 _DISCOVERY: Final = 5.0
@@ -30,6 +30,12 @@ _LOOK: Final = 60.0
 _PAGE: Final = 1000
 _START: Final = b"0-0"
 _LEAST_TAKEN: Final = 50
+_STAND_BY: Final = 1.0
+_MISSED: Final = 0.1
+_RIGHTS: Final = (
+    "&pillarbox:* +xgroup +xreadgroup +xread +xack +xclaim +xpending +xinfo +scan "
+    "+eval +pubsub +subscribe +publish"
+)
 
 
 class EntryId(NamedTuple):
@@ -41,7 +47,7 @@ class EntryId(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry(Held):
-    """An entry as it was read; one that waits for its retry holds back no others."""
+    """An entry as it was read."""
 
     at: EntryId
 
@@ -52,7 +58,10 @@ class Streams:
     Call each method within `redis_errors`.
 
     Attributes:
+        is_shared: whether several members read a stream at the same time, in any order.
         warnings, members: as of `Abilities`.
+        standing_by: the streams that other members read.
+        others: whether another member would read if this one left.
     """
 
     def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:
@@ -60,17 +69,65 @@ class Streams:
         self._group = group
         self._topics = [t.encode() for t in topics if not t.endswith("*")]
         self._prefixes = [t[:-1].encode() for t in topics if t.endswith("*")]
-        self._member = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._process = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._prefix = f"pillarbox:{group}:"
+        self._channel = self._member = self._process
+        self._presence = Presence(client, self._prefix[:-1])
+        self._turn = 0
+        self._is_unsure = False
+        self._last: dict[bytes, bytes] = {}
         self._known: set[bytes] = set()
         self._discover_at = 0.0
         self._new: set[bytes] = set()
         self._look_at = 0.0
         self.warnings: list[str] = []
         self.members: dict[str, None] = {}
+        self.is_shared = False
+        self.standing_by: set[bytes] = set()
+        self.others = False
 
     def identify(self, id: str) -> None:
         """End the member's name with an id."""
-        self._member += f"-{id}"
+        self._process += f"-{id}"
+
+    async def enter(self) -> None:
+        """Become the youngest member of the groups.
+
+        Raises:
+            ConfigError: a topic names a key that isn't a stream, or the user lacks a
+                right.
+        """
+        self._channel = self._process
+        if not self.is_shared:
+            since = datetime.now(UTC)
+            self._channel = f"{self._prefix}{since:%Y%m%dT%H%M%S.%f}-{self._process}"
+        self._member = self._channel
+        self._is_unsure = False
+        self._known.clear()
+        try:
+            if not self.is_shared:
+                await self._presence.show(self._channel)
+            await self.join()
+            if not self.is_shared:
+                await self.look_around()
+            if not self.is_shared and self._known:
+                await self._client.xread(dict.fromkeys(self._known, "$"))
+                await self._take(0, 0.0, 0.0)
+        except ResponseError as error:
+            # Redis 6.2 says so only in the text if the command is in a script.
+            is_refused = isinstance(error, NoPermissionError) or "can't run" in str(
+                error
+            )
+            if self.is_shared or not is_refused:
+                raise
+            raise ConfigError(
+                f"broker: {error}; to keep keys in order, a consumer's user needs "
+                f"{_RIGHTS}; grant them, or write Consumer(…, order='none')"
+            ) from None
+
+    async def end(self) -> None:
+        """End this member's presence."""
+        await self._presence.end()
 
     async def look_around(self) -> None:
         """Notice whether a group is new on old streams, and who else is a member."""
@@ -119,18 +176,94 @@ class Streams:
             await self._client.xclaim(
                 stream, self._group, self._member, 0, [_START], justid=True
             )
+            await self._pending(stream, self._member)
             # Others see this member also before it gets its first entry.
             await self._client.xgroup_createconsumer(stream, self._group, self._member)
             self._known.add(stream)
         self._discover_at = time.monotonic() + _DISCOVERY
 
-    async def read(self, limit: int, seconds: float) -> list[Entry]:
-        """Wait for new entries, and return up to `limit` from each stream."""
+    async def _discover(self) -> bool:
         if not self._known or (
             self._prefixes and time.monotonic() >= self._discover_at
         ):
             await self.join()
-        if not self._known:
+        return bool(self._known)
+
+    async def take(self, limit: int, seconds: float, lease: float) -> list[Entry]:
+        """Return up to `limit` entries from each stream that no other member reads.
+
+        Those come first that were returned, or that are left from members that are gone
+        or that haven't been at work for `lease` seconds. If there are none, wait.
+        """
+        entries: list[Entry] = []
+        with self._begun_anew():
+            if time.monotonic() >= self._look_at:
+                await self.look_around()
+            if await self._discover():
+                entries = await self._take(limit, seconds, lease)
+            else:
+                await self._presence.wait(seconds)
+        return entries
+
+    async def _take(self, limit: int, seconds: float, lease: float) -> list[Entry]:
+        if self._is_unsure:
+            # The server may still run the last read. What it reads is found under the
+            # old name.
+            self._turn += 1
+            self._member = f"{self._channel}/{self._turn}"
+        streams = list(self._known)
+        pipeline = self._client.pipeline(transaction=False)
+        last: dict[Any, Any] = {
+            stream: id for stream, id in self._last.items() if stream in streams
+        }
+        if self.standing_by:
+            seconds = min(seconds, _STAND_BY)
+        if not last.keys() | self.standing_by >= self._known:
+            last = {}
+        elif last and seconds:
+            pipeline.xread(last, count=1, block=max(1, round(seconds * 1000)))
+        else:
+            await self._presence.wait(seconds)
+        for stream in streams:
+            pipeline.eval(
+                TAKE,
+                1,
+                stream,
+                self._group,
+                self._member,
+                self._channel,
+                self._prefix,
+                round(lease * 1000),
+                limit,
+            )
+        self._is_unsure = True
+        answers = await _answers(pipeline)
+        self._last.clear()
+        self.standing_by.clear()
+        self.others = False
+        entries: list[Entry] = []
+        is_present = True
+        for stream, (reader, *found) in zip(
+            streams, answers[bool(last) :], strict=True
+        ):
+            if reader == self._channel.encode():
+                is_present = False
+            elif reader:
+                self.standing_by.add(stream)
+            else:
+                others, taken, last_id = found
+                self.others = self.others or bool(others)
+                if last_id:
+                    self._last[stream] = last_id
+                entries += (_taken(EntryId(stream, id), *rest) for id, *rest in taken)
+        if not is_present:
+            await self._presence.wait(_MISSED)
+        self._is_unsure = False
+        return entries
+
+    async def read(self, limit: int, seconds: float) -> list[Entry]:
+        """Wait for new entries, and return up to `limit` from each stream."""
+        if not await self._discover():
             return []
         answer: Any = []
         with self._begun_anew():
@@ -189,25 +322,33 @@ class Streams:
     ) -> list[Entry]:
         if not taken:
             return []
-        times = await self._times_delivered(stream, taken)
+        found = await self._find(stream, taken)
         entries: list[Entry] = []
         for id, fields in taken.items():
             # A member that returns an entry resets the count to its failed attempts.
-            earlier = times.get(id, 1) - 1
+            earlier = found[id]["times_delivered"] - 1 if id in found else 0
             entry = _read(EntryId(stream, id), fields)
             entry.attempts = earlier if id in returned else 0
             entry.history = Delivered(before=earlier > 0)
             entries.append(entry)
         return entries
 
-    async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
-        """Reset the idle time of these entries; return those that the member lost."""
-        lost: set[EntryId] = set()
+    async def keep_alive(self, held: Iterable[EntryId]) -> dict[EntryId, bool]:
+        """Reset the idle time of these entries, except those that the member lost.
+
+        Return these, and whether another member has them.
+        """
+        lost: dict[EntryId, bool] = {}
         for stream, ids in _by_stream(held).items():
             with self._begun_anew():
-                ours = await self._times_delivered(stream, ids)
-                lost.update(EntryId(stream, id) for id in ids if id not in ours)
-                kept: list[Any] = [id for id in ids if id in ours]
+                found = await self._find(stream, ids)
+                kept: list[Any] = []
+                for id in ids:
+                    holder = found[id]["consumer"] if id in found else b""
+                    if holder.startswith(self._channel.encode()):
+                        kept.append(id)
+                    else:
+                        lost[EntryId(stream, id)] = bool(holder)
                 if kept:
                     await self._client.xclaim(
                         stream, self._group, self._member, 0, kept, justid=True
@@ -230,6 +371,9 @@ class Streams:
         for stream in self._known | {at.stream for at in attempts}:
             with self._begun_anew():
                 await self._leave(stream, attempts)
+        if not self.is_shared:
+            with suppress(NoPermissionError):
+                await self._presence.leave()
 
     async def _leave(self, stream: bytes, attempts: Mapping[EntryId, int]) -> None:
         await self._give_back(stream, attempts)
@@ -275,14 +419,14 @@ class Streams:
         )
         return pending
 
-    async def _times_delivered(
+    async def _find(
         self, stream: bytes, ids: Collection[bytes]
-    ) -> dict[bytes, int]:
+    ) -> dict[bytes, Mapping[str, Any]]:
         pipeline = self._client.pipeline(transaction=False)
         for id in ids:
-            pipeline.xpending_range(stream, self._group, id, id, 1, self._member)
+            pipeline.xpending_range(stream, self._group, id, id, 1)
         return {
-            item["message_id"]: item["times_delivered"]
+            item["message_id"]: item
             for found in await _answers(pipeline)
             for item in found
         }
@@ -304,6 +448,16 @@ def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:
     return streams
 
 
+def _taken(
+    at: EntryId, fields: Sequence[bytes], earlier: int, is_returned: int
+) -> Entry:
+    entry = _read(at, dict(zip(fields[::2], fields[1::2], strict=True)))
+    entry.key = entry.message.key
+    entry.attempts = earlier if is_returned else 0
+    entry.history = Delivered(before=earlier > 0)
+    return entry
+
+
 def _read(at: EntryId, fields: Mapping[bytes, bytes]) -> Entry:
     # Redis accepted it at the time that its id begins with.
     added_at, problem = int(at.id.partition(b"-")[0]) / 1000, None
@@ -315,16 +469,6 @@ def _read(at: EntryId, fields: Mapping[bytes, bytes]) -> Entry:
     return Entry(at=at, message=message, problem=problem, published_at=added_at)
 
 
-_SCRIPT: Final = """
-local group, member = ARGV[1], ARGV[2]
-local pending = redis.pcall('XPENDING', KEYS[1], group, '-', '+', 1, member)
-if pending.err then return pending end
-if #pending > 0 then return 0 end
-redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, member)
-return 1
-"""
-
-
 async def end_membership(client: Redis, stream: bytes, group: str, member: str) -> bool:
     """Delete a member from the group; return False if entries are still pending.
 
@@ -333,7 +477,7 @@ async def end_membership(client: Redis, stream: bytes, group: str, member: str) 
     then remove that entry from the group, too.
     """
     try:
-        ended: Any = await client.eval(_SCRIPT, 1, stream, group, member)
+        ended: Any = await client.eval(END_MEMBERSHIP, 1, stream, group, member)
     except NoPermissionError:
         # A name that remains in the group does no harm.
         return True

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
 from inbox.poison.history import Delivered
-from inbox.sources.redis import RedisSource
+from inbox.sources.redis import RedisSource, streams
 from inbox.sources.redis.streams import Streams
-from outbox.errors import ConfigError
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import (
     entered,
     payloads,
@@ -36,11 +38,20 @@ SOON = timedelta(milliseconds=50)
 
 
 source = partial(entered, RedisSource, "billing")
+shared = partial(entered, shared_source, "billing")
 
 
 def pending(url: str) -> Any:
     with SyncRedis.from_url(url, protocol=2) as client:
         return client.xpending("orders", "billing")["pending"]
+
+
+def held_by(url: str) -> dict[str, int]:
+    """Return how many entries the members of the group hold."""
+    with SyncRedis.from_url(url, protocol=2) as client:
+        members: Any = client.xinfo_consumers("orders", "billing")
+    held = {member["name"].decode(): member["pending"] for member in members}
+    return {name: count for name, count in held.items() if count}
 
 
 class Sentinel(RedisServer):
@@ -130,6 +141,100 @@ async def test_deliveries_of_live_replicas_do_not_hide_those_of_a_dead_one(
     assert pending(redis_url) == 0
 
 
+async def test_a_replica_that_freezes_right_before_a_read_reads_nothing_when_it_wakes(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(redis_url, *numbered(2))
+    soon = timedelta(milliseconds=500)
+    async with source(redis_url, "orders", reclaim_after=soon) as frozen:
+        held = await receive(frozen, 2)
+        is_frozen, wakes = asyncio.Event(), asyncio.Event()
+        send = streams._answers
+
+        async def freeze(pipeline: Any) -> Any:
+            if asyncio.current_task() is reading:
+                is_frozen.set()
+                await wakes.wait()
+            return await send(pipeline)
+
+        async def be_frozen(_: Any) -> Any:
+            await wakes.wait()
+            return {}
+
+        monkeypatch.setattr(streams, "_answers", freeze)
+        monkeypatch.setattr(frozen._streams, "keep_alive", be_frozen)
+        reading = asyncio.create_task(frozen.receive(limit=10))
+        await is_frozen.wait()
+        async with source(redis_url, "orders", reclaim_after=soon) as other:
+            again = await receive(other, 2)
+            await publish(redis_url, *numbered(4)[2:])
+            for delivery in again:
+                await delivery.ack()
+            later = await receive(other, 2)
+            await publish(redis_url, *numbered(5)[4:])
+            wakes.set()
+            assert await reading == []
+            assert set(frozen.abilities.standing_by()) == {"orders"}
+            for delivery in (*held, *later):
+                await delivery.ack()
+    assert payloads(again + later) == [0, 1, 2, 3]
+
+
+async def test_what_a_read_found_whose_answer_was_lost_comes_before_anything_newer(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = streams._answers
+
+    async def lose(pipeline: Any) -> Any:
+        await send(pipeline)
+        monkeypatch.undo()
+        raise RedisConnectionError
+
+    async with source(redis_url, "orders") as consumer:
+        await publish(redis_url, *numbered(2))
+        held = await receive(consumer, 1, limit=1)
+        await publish(redis_url, *numbered(4)[2:])
+        monkeypatch.setattr(streams, "_answers", lose)
+        with pytest.raises(BrokerUnavailableError):
+            await consumer.receive(limit=1)
+        rest = await receive(consumer, 3, limit=1)
+        assert payloads(held + rest) == [0, 1, 2, 3]
+        for delivery in held + rest:
+            await delivery.ack()
+    assert pending(redis_url) == 0
+
+
+async def test_a_replica_that_lost_an_entry_gives_up_the_later_ones(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(3))
+    soon = timedelta(milliseconds=300)
+    async with source(redis_url, "orders", reclaim_after=soon) as loser:
+        await receive(loser, 3)
+        with SyncRedis.from_url(redis_url, protocol=2) as client:
+            ((first, _), *_) = client.xrange("orders")
+            client.xclaim("orders", "billing", "other", 0, [first])
+            while held_by(redis_url) != {"other": 1, "returned": 2}:
+                client.xclaim("orders", "billing", "other", 0, [first])
+                assert not await loser.receive(limit=3)
+            client.xack("orders", "billing", first)
+        assert payloads(await receive(loser, 2)) == [1, 2]
+
+
+async def test_a_message_that_waits_for_a_retry_stays_first_when_its_replica_is_killed(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(3))
+    async with source(redis_url, "orders") as second:
+        async with source(redis_url, "orders") as first:
+            pass
+        for delivery in await receive(second, 3):
+            await delivery.nack(timedelta(hours=1))
+        await second._streams.end()
+        async with source(redis_url, "orders") as first:
+            assert payloads(await receive(first, 3)) == [0, 1, 2]
+
+
 async def test_a_source_can_be_left_at_any_moment_of_its_heartbeat(
     redis_url: str,
 ) -> None:
@@ -147,9 +252,9 @@ async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
 ) -> None:
     await publish(redis_url, *numbered(1))
     after = timedelta(milliseconds=300)
-    async with source(redis_url, "orders", reclaim_after=after) as consumer:
+    async with shared(redis_url, "orders", reclaim_after=after) as consumer:
         (delivery,) = await receive(consumer, 1)
-        look, hand_over = Streams._times_delivered, Streams.give_back
+        look, hand_over = Streams._find, Streams.give_back
         is_written = asyncio.Event()
 
         async def look_slowly(self: Streams, *of: Any) -> Any:
@@ -165,7 +270,7 @@ async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
             await hand_over(self, entries)
             is_written.set()
 
-        monkeypatch.setattr(Streams, "_times_delivered", look_slowly)
+        monkeypatch.setattr(Streams, "_find", look_slowly)
         monkeypatch.setattr(Streams, "give_back", write)
         async with asyncio.timeout(60):
             await is_written.wait()

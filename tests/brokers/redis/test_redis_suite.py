@@ -42,7 +42,7 @@ class TestRedisPublisher(ProxiedUrl, PublisherSuite):
 
 class TestRedisSource(ProxiedUrl, SourceSuite):
     server = "redis_url"
-    capabilities = SourceCapabilities(holds_back_keys=False)
+    capabilities = SourceCapabilities(shares=False, one_receives=True)
     hold = 2.0
     socket_timeout = 30
 
@@ -82,3 +82,13 @@ class TestRedisSource(ProxiedUrl, SourceSuite):
     async def put_raw_topic(self, topic: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"ce_data": b"1"})
+
+
+class TestSharedRedisSource(TestRedisSource):
+    capabilities = SourceCapabilities(holds_back_keys=False)
+
+    @override
+    def source(self, consumer: str, topic: str) -> RedisSource:
+        source = super().source(consumer, topic)
+        source.abilities.share()
+        return source

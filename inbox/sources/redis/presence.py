@@ -1,0 +1,65 @@
+"""A member's presence: a subscription, which ends with its process."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from outbox.gather import end, start
+
+_LISTEN: Final = 5.0
+_PAUSE: Final = 0.1
+
+
+class Presence:
+    """Shows that a member exists, and hears when another one leaves.
+
+    Args:
+        channel: the channel of the group.
+    """
+
+    def __init__(self, client: Redis, channel: str) -> None:
+        self._client = client
+        self._channel = channel
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def show(self, member: str) -> None:
+        """Subscribe to the channel of a member instead of the last one's."""
+        await self.end()
+        shown = asyncio.Event()
+        self._tasks = [await start(self._stay(member, shown), shown)]
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until a member leaves, or this one is shown again, or for so long."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+    async def leave(self) -> None:
+        """Wake the other members."""
+        await self._client.publish(self._channel, "left")
+
+    async def end(self) -> None:
+        """End the subscription."""
+        await end(self._tasks)
+
+    async def _stay(self, member: str, shown: asyncio.Event) -> None:
+        while True:
+            try:
+                async with self._client.pubsub() as subscription:
+                    await subscription.subscribe(member, self._channel)
+                    while True:
+                        if await subscription.get_message(timeout=_LISTEN):
+                            shown.set()
+                            self._woken.set()
+            except (RedisError, OSError):
+                if not shown.is_set():
+                    raise
+            await asyncio.sleep(_PAUSE)
