@@ -108,7 +108,7 @@ def test_the_watchdog_ends_a_process_whose_log_nobody_reads(
 
 def test_a_failed_command_ends_although_nobody_reads_why(start: Start) -> None:
     url = f"postgresql://127.0.0.1:{free_port()}/nowhere"
-    assert start(url, "relay", "--broker=memory://").wait() == 2
+    assert start(url, "relay", "--broker=memory://", "--wait=0s").wait() == 2
 
 
 def test_a_log_that_is_read_late_continues_in_order(

@@ -148,9 +148,10 @@ async def test_a_member_that_may_not_know_its_database_takes_nobody_for_a_strang
     monkeypatch.setattr("inbox.consumer.member_id", refused)
     other = RedisSource(redis_url, consumer="billing", topics=["orders"])
     other.abilities.identify("db-a1a1a1a1")
+    other.abilities.share()
     async with other, sessions_by(database_url, "asyncpg") as sessions:
         assert await other.receive(limit=1) == []
-        consumer = Consumer(redis_url, sessions, name="billing")
+        consumer = Consumer(redis_url, sessions, name="billing", order="none")
         consumer.handles("orders")(handle)
         await publish(redis_url, *numbered(100, keys=100))
         async with running(consumer) as events:
