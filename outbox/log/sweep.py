@@ -18,8 +18,10 @@ from outbox.postgres.rows import rows_of
 from outbox.postgres.sql_files import load
 
 _LAST_ENTRY: Final = 2**63 - 1
-# Many messages that are due one after the other are found together.
+# Many messages that are due one after the other are found together, and the searches
+# take at most a tenth of the time.
 _LEAST_WAIT: Final = 0.02
+_SEARCHING: Final = 0.1
 
 
 async def sweep_lanes(
@@ -74,6 +76,8 @@ async def _find_due(
     # Not those of a lane that is taken over in the meantime.
     searched = [lane.keys for lane in lanes]
     began = [keys.scan() for keys in searched]
+    # Whatever is stored meanwhile, this search may not see.
+    board.searched_at, started = FAR_AWAY, time.monotonic()
     async with link.use() as connection:
         # Do it even without lanes: an outage ends the leases and must be reported.
         cursor = connection.cursor(row_factory=rows_of(WaitingMessage))
@@ -112,4 +116,5 @@ async def _find_due(
     board.searched_at = searched_at
     if some:
         board.wake()
-    return max(_LEAST_WAIT, soonest.total_seconds())
+    least = max(_LEAST_WAIT, (time.monotonic() - started) / _SEARCHING)
+    return max(min(least, interval.total_seconds()), soonest.total_seconds())

@@ -98,6 +98,30 @@ async def test_a_search_for_due_messages_says_nothing_of_a_lane_taken_over_meanw
     assert lane.keys.due_up_to == (LONG_AGO, -1)
 
 
+async def test_a_message_that_is_stored_during_a_search_is_searched_for_again(
+    database_url: str,
+) -> None:
+    board = LaneBoard(HeldLease([]), 1)
+    board.searched_at = datetime.now(UTC)
+
+    class Stored(Link):
+        @asynccontextmanager
+        @override
+        async def use(
+            self, only: Connection | None = None
+        ) -> AsyncIterator[Connection]:
+            async with super().use(only) as connection:
+                yield connection
+            board.expect_due([datetime.now(UTC) + timedelta(seconds=0.5)])
+
+    link = Stored(database_url, application_name="test")
+    await _find_due(link, board, 30, timedelta(seconds=1))
+    await link.close()
+
+    async with asyncio.timeout(10):
+        await board.wants_due()
+
+
 async def test_a_message_is_claimed_at_its_moment_and_not_at_the_next_poll(
     database_url: str,
 ) -> None:

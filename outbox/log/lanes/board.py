@@ -47,7 +47,8 @@ class LaneBoard:
         self._idle = asyncio.Event()
         self._wants_due = asyncio.Event()
         self.searched_at = FAR_AWAY
-        """When due messages are searched for next, by the database's clock."""
+        """When due messages are searched for next, by the database's clock; in the far
+        future while it is not known."""
         self.writers_ring = False
         """Whether each commit of a message wakes the relay. If so, a lane that was read
         to its end isn't read again until then."""
@@ -229,7 +230,7 @@ class LaneBoard:
             lane.restart_log()
 
     def ask_for_due(self) -> None:
-        """Request a search for due messages, because few of those found are left."""
+        """Request a search for due messages."""
         self._wants_due.set()
 
     def expect_due(self, moments: Iterable[datetime]) -> None:
