@@ -464,8 +464,6 @@ class Consumer(Process):
             member = await member_id(self._executor)
             for source in sources.values():
                 source.abilities.identify(member)
-                if not self._in_order:
-                    source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems

@@ -290,24 +290,6 @@ class SourceWarned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingBy(Event):
-    """Another replica receives some topics, so this one receives nothing from them.
-
-    That keeps the messages of a key in order. When the other one stops or dies, this
-    one takes over.
-
-    Attributes:
-        topics: all topics for which it stands by now; empty once there are none left.
-    """
-
-    about = ("consumer", "queue")
-
-    consumer: str
-    queue: str
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlersAbandoned(Event):
     """The consumer stopped while handlers were still running in threads.
 

@@ -142,10 +142,6 @@ class Abilities:
         identify: take an id of the handlers' database into the name of this member of
             the group, without change. Called before the source is entered.
         members: the names of running members of the group, if the broker shows them.
-        share: let all replicas receive at the same time, although the messages of a key
-            then don't stay in order. Called before the source is entered. Without it,
-            one replica at a time receives the messages of a topic.
-        standing_by: the topics that another replica receives now.
     """
 
     leave_out: Callable[[Collection[str]], None] = lambda _: None
@@ -153,8 +149,6 @@ class Abilities:
     warnings: Callable[[], Sequence[str]] = tuple
     identify: Callable[[str], None] = lambda _: None
     members: Callable[[], Sequence[str]] = tuple
-    share: Callable[[], None] = lambda: None
-    standing_by: Callable[[], Collection[str]] = tuple
 
 
 class Source(Protocol):

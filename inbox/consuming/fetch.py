@@ -20,7 +20,6 @@ from inbox.events import (
     SourceLost,
     SourceRecovered,
     SourceWarned,
-    StandingBy,
 )
 from inbox.source import Delivery, Source
 from outbox.errors import BrokerUnavailableError
@@ -58,7 +57,6 @@ class Fetcher:
         self._source = source
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
-        self._standing_by: tuple[str, ...] = ()
         self._member = member
         self._warned: dict[str, datetime] = {}
         self._dispatcher = dispatcher
@@ -106,7 +104,6 @@ class Fetcher:
                 failures = 0
                 self._notify(SourceRecovered(**self._about))
             self._notify_withheld()
-            self._notify_standing_by()
             now = time.monotonic()
             if deliveries:
                 self._dispatcher.accept(deliveries)
@@ -139,12 +136,6 @@ class Fetcher:
             )
         else:
             self._notify(DeliveryLanesFree(**self._about))
-
-    def _notify_standing_by(self) -> None:
-        topics = tuple(sorted(self._abilities.standing_by()))
-        if topics != self._standing_by:
-            self._standing_by = topics
-            self._notify(StandingBy(**self._about, topics=topics))
 
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""

@@ -33,11 +33,6 @@ class Capabilities:
         "A message nacked with a delay holds back later messages of its key."
     )
     shares: bool = capability("The replicas of a consumer share its messages.")
-    one_receives: bool = capability(
-        "One replica at a time receives a topic's messages, so that keys stay in order "
-        "with several.",
-        default=False,
-    )
     hands_back: bool = capability("Messages can be handed back for other replicas.")
     joins_quietly: bool = capability(
         "Nothing that was handled is redelivered because another replica joins."

@@ -90,55 +90,6 @@ class SourceSharing(SourceCase):
                 await self.handle(new, 20)
             await end([handing_back])
 
-    @checks("one_receives")
-    async def test_one_replica_receives_until_it_leaves_and_the_next_continues(
-        self,
-    ) -> None:
-        topic = await self.fresh_topic()
-        await self.put(*numbered(topic, 3))
-        async with AsyncExitStack() as stack:
-            async with self.source("one", topic) as first:
-                held = await self.receive(first, 3)
-                second = await stack.enter_async_context(self.source("one", topic))
-                await self.put(*numbered(topic, 2, start=3))
-                assert not await self.anything(second)
-                assert topic in set(second.abilities.standing_by())
-                await held[0].ack()
-                # Others of its key must not overtake it when it is left.
-                await held[1].nack(timedelta(minutes=1))
-            arrived = await self.handle(second, 4)
-            assert not set(second.abilities.standing_by())
-        assert numbers_by_key(arrived) == {"key-0": [1, 2, 3, 4]}
-
-    @checks("one_receives", "survives_a_crash")
-    async def test_what_a_killed_replica_held_comes_before_anything_newer(self) -> None:
-        topic = await self.fresh_topic()
-        await self.put(*numbered(topic, 6, keys=2))
-        await self.die_holding("one", topic, 6)
-        async with self.source("one", topic) as second:
-            await self.put(*numbered(topic, 6, keys=2, start=6))
-            arrived = await self.handle(second, 12)
-        assert numbers_by_key(arrived) == {
-            "key-0": [0, 2, 4, 6, 8, 10],
-            "key-1": [1, 3, 5, 7, 9, 11],
-        }
-
-    @checks("one_receives", "hands_back")
-    async def test_a_replica_without_a_handler_lets_another_one_receive(self) -> None:
-        topic = await self.fresh_topic()
-        await self.put(*numbered(topic, 1))
-
-        async def hand_back(source: Source) -> None:
-            while True:
-                for delivery in await self.receive(source, 1):
-                    await delivery.hand_back(timedelta(seconds=2))
-
-        async with self.source("one", topic) as old, self.source("one", topic) as new:
-            handing_back = asyncio.create_task(hand_back(old))
-            (arrived,) = await self.handle(new, 1)
-            await end([handing_back])
-        assert arrived.payload == b"0"
-
     @checks()
     async def test_unsettled_deliveries_are_released_when_a_source_is_left(
         self,
