@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar
+from typing import ClassVar, Final
 from urllib.parse import parse_qs
 
 from typing_extensions import override
 
 from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
+from outbox.brokers.shards import shards_option
+
+LAYOUTS: Final = ".shard-layouts"
+"""After the name of a topic: the hash of its layouts, by their numbers of shards.
+
+Of each layout it has the server's time, in milliseconds, until which all groups had
+settled everything in the other layouts.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +25,7 @@ class RedisOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
     ports: ClassVar[Mapping[str, int]] = {"redis": 6379, "rediss": 6379}
-    destination: ClassVar[tuple[str, ...] | None] = ()
+    destination: ClassVar[tuple[str, ...] | None] = ("shards",)
     client: ClassVar[tuple[str, ...]] = (
         "username",
         "password",
@@ -47,6 +55,7 @@ class RedisOptions(BrokerOptions):
         # Redis's own limit on the size of a string, proto-max-bulk-len.
         512 * 1024 * 1024
     )
+    shards: int = shards_option()
     reclaim_after: timedelta = option(
         Form.duration(),
         timedelta(seconds=60),

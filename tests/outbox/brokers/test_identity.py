@@ -9,6 +9,7 @@ from outbox.errors import ConfigError
 SAME = [
     ("redis://ann:old@b:6379,A/0?maxlen=5", "rediss://:new@a,B:6379"),
     ("redis://h/?db=2&socket_timeout=5", "redis://h/2"),
+    ("redis://h", "redis://h?shards=1"),
     ("kafka://b1:9092,b2?linger.ms=3", "kafka://u:p@B2,b1?acks=all"),
     ("amqp://u:p@h/%2F?timeout=9s", "amqps://h:5671"),
     ("nats://token@h1:4222,h2?stream=S", "tls://h2,H1?stream=S&timeout=3s"),
@@ -28,6 +29,7 @@ SAME = [
 DIFFERENT = [
     ("redis://h/0", "redis://h/1"),
     ("redis://h:1", "redis://h:2"),
+    ("redis://h", "redis://h?shards=2"),
     ("kafka://b1,b2", "kafka://b1,b3"),
     ("amqp://h/a", "amqp://h/b"),
     ("amqp://h", "amqp://h?exchange=other"),
