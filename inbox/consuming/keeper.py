@@ -162,14 +162,17 @@ class Keeper(Generic[E]):
             async with asyncio.timeout(seconds):
                 await give_back({entry: left.get(entry, 0.0) for entry in entries})
 
-    async def give_up(
-        self, give_back: Callable[[dict[E, float]], Awaitable[None]]
-    ) -> None:
-        """Return all entries at once; handlers that are running go on."""
+    def forget_all(self) -> None:
+        """Forget all entries; handlers that are running go on."""
+        self.held.clear()
+        self.backlog.clear()
+
+    async def beat(self) -> None:
+        """Send a heartbeat."""
         async with self._turn:
-            await give_back(dict.fromkeys(self.held.values(), 0.0))
-            self.held.clear()
-            self.backlog.clear()
+            if entries := list(self.held.values()):
+                for lost in await self._extend(entries):
+                    self._lose(lost)
 
     async def end(self) -> None:
         """End all tasks."""
@@ -207,8 +210,5 @@ class Keeper(Generic[E]):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._pause())
-            async with self._turn:
-                with suppress(BrokerUnavailableError):
-                    if entries := list(self.held.values()):
-                        for lost in await self._extend(entries):
-                            self._lose(lost)
+            with suppress(BrokerUnavailableError):
+                await self.beat()

@@ -1,7 +1,8 @@
 """A member's presence: a subscription, which ends with its process."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from redis.asyncio import Redis
@@ -18,12 +19,16 @@ class Presence:
 
     Args:
         channel: the channel of the group.
+
+    Attributes:
+        has_news: set when `waiting` would end its block.
     """
 
     def __init__(self, client: Redis, channel: str) -> None:
         self._client = client
         self._channel = channel
-        self._woken = asyncio.Event()
+        self.has_news = False
+        self._waiting: asyncio.Timeout | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def show(self, member: str) -> None:
@@ -32,15 +37,20 @@ class Presence:
         shown = asyncio.Event()
         self._tasks = [await start(self._stay(member, shown), shown)]
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until a member leaves, or this one is shown again, or for so long."""
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """End the block early if a member leaves, or this one is shown again."""
         for task in self._tasks:
             if task.done():
                 task.result()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        self._woken.clear()
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                yield
+        except TimeoutError:
+            if self._waiting is None or not self._waiting.expired():
+                raise
+        finally:
+            self._waiting = None
 
     async def leave(self) -> None:
         """Wake the other members."""
@@ -58,8 +68,13 @@ class Presence:
                     while True:
                         if await subscription.get_message(timeout=_LISTEN):
                             shown.set()
-                            self._woken.set()
+                            self._wake()
             except (RedisError, OSError):
                 if not shown.is_set():
                     raise
             await asyncio.sleep(_PAUSE)
+
+    def _wake(self) -> None:
+        self.has_news = True
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(0)

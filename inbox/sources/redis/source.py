@@ -33,7 +33,6 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError
 from outbox.retry import jittered
 
-_RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
 _MOST_HELD: Final = 10_000
 _LEAST_STAY: Final = 30.0
@@ -67,7 +66,9 @@ class RedisSource:
         self._reclaim_after = options.reclaim_after.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(address)
-        self._streams = Streams(self._client, group=consumer, topics=topics)
+        self._streams = Streams(
+            self._client, group=consumer, topics=topics, lease=self._reclaim_after
+        )
         self.abilities = Abilities(
             warnings=lambda: self._streams.warnings,
             identify=self._streams.identify,
@@ -79,9 +80,6 @@ class RedisSource:
             self._write, self._extend, pause=lambda: self._reclaim_after / _BEATS
         )
         self._place = count()
-        self._reclaim_at = 0.0
-        self._must_read = False
-        self._has_lost = False
         self._hands_back = False
         self._stays_until = 0.0
 
@@ -97,15 +95,12 @@ class RedisSource:
             with redis_errors(self._url):
                 await refuse_cluster(self._client, self._url)
                 await self._streams.enter()
-                if self._streams.is_shared:
-                    await self._reclaim(1)
         except BaseException as error:
             await self._close()
             cause = error.__cause__
             if isinstance(cause, ResponseError) and "unknown command" in str(cause):
                 raise ConfigError(
-                    f"broker: {cause}; use Redis 6.2 or newer and allow EVAL, or write "
-                    "Consumer(…, order='none')"
+                    f"broker: {cause}; use Redis 6.2 or newer and allow EVAL"
                 ) from None
             raise
         self._keeper.start()
@@ -128,10 +123,7 @@ class RedisSource:
         """Return new deliveries, and entries of dead replicas."""
         await self._keeper.check()
         with redis_errors(self._url):
-            if self._streams.is_shared:
-                await self._read(limit)
-            else:
-                await self._take(limit)
+            await self._fill(limit)
         return [EntryDelivery(self, entry, entry) for entry in self._keeper.take(limit)]
 
     def acked(self, entry: Entry) -> None:
@@ -148,56 +140,31 @@ class RedisSource:
             return self._keeper.handed_back(entry, delay)
         if len(self._keeper.held) >= _MOST_HELD:
             return False
-        self._keeper.backlog.defer(entry, delay.total_seconds())
         self._hands_back = True
-        return True
+        return self._keeper.kept_back(entry, delay)
 
     def _share(self) -> None:
         self._streams.is_shared = True
 
-    async def _take(self, limit: int) -> None:
-        now, backlog = time.monotonic(), self._keeper.backlog
-        makes_way = (
-            self._hands_back and self._streams.others and now >= self._stays_until
-        )
-        if self._has_lost or makes_way:
-            await self._keeper.give_up(self._give_back)
-            await self._streams.enter()
-            self._has_lost = self._hands_back = False
+    async def _fill(self, limit: int) -> None:
+        now, keeper, streams = time.monotonic(), self._keeper, self._streams
+        if self._hands_back and streams.others and now >= self._stays_until:
+            # The others begin with what it holds. Handlers that are running go on.
+            keeper.forget_all()
+            await streams.enter(aside=True)
+            self._hands_back = False
             self._stays_until = now + _LEAST_STAY
-        if not backlog.ready:
-            due = backlog.seconds_until_due()
-            patience = jittered(self._poll)
-            if due is not None:
-                patience = min(patience, due)
-            self._hold(await self._streams.take(limit, patience, self._reclaim_after))
-
-    async def _read(self, limit: int) -> None:
-        backlog = self._keeper.backlog
-        is_due = time.monotonic() >= self._reclaim_at and not self._must_read
-        if not backlog.ready and is_due:
-            await self._reclaim(limit)
-            # Entries that are handed back again and again hold up no others.
-            self._must_read = True
-        if not backlog.ready:
-            self._must_read = False
-            patience = min(jittered(self._poll), self._reclaim_at - time.monotonic())
-            due = backlog.seconds_until_due()
-            patience = max(0.0, patience if due is None else min(patience, due))
-            self._hold(await self._streams.read(limit, patience))
-
-    async def _reclaim(self, limit: int) -> None:
-        entries = await self._streams.reclaim(self._reclaim_after, limit)
-        # If the limit was reached, there may be more: continue with the next call.
-        if len(entries) < limit:
-            interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
-            self._reclaim_at = time.monotonic() + interval
-        self._hold(entries)
-
-    def _hold(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
+        if keeper.backlog.ready:
+            return
+        if streams.is_unsure:
+            streams.rename()
+            await keeper.beat()
+        due = keeper.backlog.seconds_until_due()
+        patience = jittered(self._poll)
+        patience = patience if due is None else min(patience, due)
+        for entry in (entries := await streams.take(limit, patience)):
             entry.place = next(self._place)
-        self._keeper.hold(entries)
+        keeper.hold(entries)
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with redis_errors(self._url):
@@ -211,15 +178,20 @@ class RedisSource:
             )
 
     async def _extend(self, entries: Sequence[Entry]) -> Iterable[Entry]:
+        held, streams = self._keeper.held, self._streams
         with redis_errors(self._url):
-            lost = await self._streams.keep_alive(entry.at for entry in entries)
-        if self._streams.is_shared:
-            return [entry for entry in entries if entry.at in lost]
-        for at, is_with_another in lost.items():
-            # Whoever settled it was given it before.
-            self._keeper.held.pop(at, None)
-            self._has_lost = self._has_lost or is_with_another
-        return ()
+            lost = await streams.keep_alive(entry.at for entry in entries)
+            for at, is_with_another in lost.items():
+                if not is_with_another:
+                    # Whoever settled it was given it before.
+                    held.pop(at, None)
+            if streams.is_shared:
+                return [entry for entry in entries if lost.get(entry.at)]
+            given_up = {at.stream for at, is_elsewhere in lost.items() if is_elsewhere}
+            if given_up:
+                attempts = {entry.at: entry.attempts for entry in held.values()}
+                await streams.leave(attempts, *given_up)
+        return [entry for entry in held.values() if entry.at.stream in given_up]
 
     async def _give_back(self, entries: dict[Entry, float]) -> None:
         with redis_errors(self._url):

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing_extensions import override
 
 from inbox.poison.history import Delivered
 from inbox.sources.redis import RedisSource, streams
-from inbox.sources.redis.streams import Streams
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from pillarbox import Message
@@ -247,38 +245,18 @@ async def test_a_source_can_be_left_at_any_moment_of_its_heartbeat(
                 await answer_after(0.002 + moment * 0.00005)
 
 
-async def test_a_heartbeat_takes_nothing_back_that_is_handed_back_meanwhile(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_heartbeat_takes_nothing_back_that_was_handed_back(
+    redis_url: str,
 ) -> None:
     await publish(redis_url, *numbered(1))
-    after = timedelta(milliseconds=300)
-    async with shared(redis_url, "orders", reclaim_after=after) as consumer:
+    async with shared(redis_url, "orders") as consumer:
         (delivery,) = await receive(consumer, 1)
-        look, hand_over = Streams._find, Streams.give_back
-        is_written = asyncio.Event()
-
-        async def look_slowly(self: Streams, *of: Any) -> Any:
-            """Leave the time for a write between the two steps of a heartbeat."""
-            found = await look(self, *of)
-            await delivery.hand_back(after)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await is_written.wait()
-            return found
-
-        async def write(self: Streams, entries: Any) -> None:
-            await hand_over(self, entries)
-            is_written.set()
-
-        monkeypatch.setattr(Streams, "_find", look_slowly)
-        monkeypatch.setattr(Streams, "give_back", write)
-        async with asyncio.timeout(60):
-            await is_written.wait()
-        await answer_after(0.2)
-        monkeypatch.undo()
-        with SyncRedis.from_url(redis_url, protocol=2) as client:
-            held: Any = client.xpending("orders", "billing")["consumers"]
-        assert held == [{"name": b"returned", "pending": 1}]
+        (at,) = consumer._keeper.held.values()
+        await delivery.hand_back(timedelta(seconds=30))
+        while held_by(redis_url) != {"returned": 1}:
+            await answer_after(0.01)
+        assert await consumer._streams.keep_alive([at.at]) == {at.at: True}
+        assert held_by(redis_url) == {"returned": 1}
 
 
 async def test_what_another_replica_has_settled_is_not_delivered_again(

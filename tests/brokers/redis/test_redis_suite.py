@@ -9,6 +9,8 @@ from typing_extensions import override
 from inbox.sources.redis import RedisSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
+from outbox.brokers.redis.options import LAYOUTS
+from outbox.brokers.shards import Shard
 from outbox.cloudevents.fields import from_fields, to_fields
 from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
@@ -92,3 +94,16 @@ class TestSharedRedisSource(TestRedisSource):
         source = super().source(consumer, topic)
         source.abilities.share()
         return source
+
+
+class TestShardedRedisSource(TestRedisSource):
+    """The replicas share shards; each key is in one of them."""
+
+    capabilities = SourceCapabilities()
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        with Redis.from_url(self.direct, protocol=2) as client:
+            for message in messages:
+                client.hsetnx(message.topic + LAYOUTS, "8", "0")
+                client.xadd(Shard.holding(message, 8).name, to_fields(message))
