@@ -187,11 +187,15 @@ def _is_the_database() -> None:
 
 
 def _waiting_in_redis(url: str) -> int:
+    waiting = 0
     with Redis.from_url(url, decode_responses=True) as client:
-        groups: Any = client.xinfo_groups(TOPIC)
-        (group,) = groups
-        unread: Any = client.xrange(TOPIC, min=f"({group['last-delivered-id']}")
-        return int(group["pending"]) + len(unread)
+        # The topic, and its shards.
+        for stream in client.scan_iter(f"{TOPIC}*", _type="STREAM"):
+            groups: Any = client.xinfo_groups(stream)
+            (group,) = groups
+            unread: Any = client.xrange(stream, min=f"({group['last-delivered-id']}")
+            waiting += int(group["pending"]) + len(unread)
+    return waiting
 
 
 def _waiting_in_rabbitmq(server: RabbitMQServer) -> int:
