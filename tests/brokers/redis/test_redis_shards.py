@@ -1,19 +1,33 @@
-"""A topic in shards on Redis: how it is published, and how layouts change."""
+"""A topic in shards on Redis: how it is published, and how replicas share it."""
 
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 from redis import Redis
 
+from inbox.source import Source
+from inbox.sources.redis import RedisSource
+from inbox.sources.redis import streams as reading
 from outbox.brokers.shards import Shard
 from outbox.cloudevents.fields import from_fields
+from outbox.gather import end
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers import redis as publishing
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.sources import publish
+from tests.fixtures.redis import shared_source
+from tests.fixtures.sources import entered, payloads, publish, receive
+from tests.fixtures.waiting import wait_for
 from tests.servers.redis import RedisServer
+
+source = partial(entered, RedisSource, "billing")
+shared = partial(entered, shared_source, "billing")
 
 
 def sharded(url: str, shards: int) -> str:
@@ -159,3 +173,149 @@ async def test_a_topic_named_like_a_shard_is_refused(redis_url: str) -> None:
         (answer,) = await publisher.publish([Message("orders.shard-1-of-2", b"1")])
     assert isinstance(answer, Nacked)
     assert answer.permanent
+
+
+async def handle(source: Source, numbers: list[int]) -> None:
+    """Handle what arrives, and note the numbers."""
+    while True:
+        for delivery in await source.receive(limit=10):
+            assert delivery.message.topic == "orders"
+            numbers.append(int(delivery.message.payload))
+            await delivery.ack()
+
+
+async def until(holds: Callable[[], bool]) -> float:
+    """Wait for a condition; return after how many seconds it holds."""
+    began = time.monotonic()
+    await asyncio.to_thread(wait_for, "it holds", holds)
+    return time.monotonic() - began
+
+
+def reads(*sources: RedisSource) -> list[int]:
+    """Return how many shards each replica reads."""
+    return [8 - len({*s.abilities.standing_by()} - {"orders"}) for s in sources]
+
+
+@pytest.mark.parametrize("topic", ["orders", "ord*"])
+async def test_a_running_consumer_finds_shards_and_sees_the_topic(
+    redis_url: str, topic: str
+) -> None:
+    await publish(redis_url, Message("orders", b"0"))
+    async with source(redis_url, topic) as consumer:
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+        await until(lambda: not consumer._keeper.held)
+        await publish(sharded(redis_url, 3), *numbered(20, keys=20))
+        began = time.monotonic()
+        found = await receive(consumer, 20)
+        assert time.monotonic() - began < 1.5
+    assert sorted(payloads(found)) == list(range(20))
+    assert {delivery.message.topic for delivery in found} == {"orders"}
+
+
+async def test_a_prefix_matches_topics_and_not_the_names_of_shards(
+    redis_url: str,
+) -> None:
+    await publish(sharded(redis_url, 2), *numbered(4, keys=4))
+    await publish(sharded(redis_url, 2), *numbered(1, topic="orders.paid"))
+    async with source(redis_url, "orders.*") as consumer:
+        (found,) = await receive(consumer, 1)
+        assert not await consumer.receive(limit=10)
+    assert found.message.topic == "orders.paid"
+
+
+async def test_an_unreadable_entry_of_a_shard_has_its_topic(redis_url: str) -> None:
+    await publish(sharded(redis_url, 2), *numbered(1))
+    with Redis.from_url(redis_url) as client:
+        client.xadd("orders.shard-1-of-2", {"ce_data": b"1"})
+    async with source(redis_url, "orders") as consumer:
+        assert {d.message.topic for d in await receive(consumer, 2)} == {"orders"}
+
+
+async def test_replicas_share_shards_evenly_and_take_over_at_once(
+    redis_url: str,
+) -> None:
+    await publish(sharded(redis_url, 8), *numbered(8, keys=8))
+    handled: list[list[int]] = [[], [], []]
+    async with AsyncExitStack() as stack:
+        replicas: list[RedisSource] = []
+        tasks: list[asyncio.Task[None]] = []
+        for numbers in handled:
+            replica = await stack.enter_async_context(source(redis_url, "orders"))
+            replicas.append(replica)
+            tasks.append(asyncio.create_task(handle(replica, numbers)))
+            stack.push_async_callback(end, [tasks[-1]])
+        await until(lambda: reads(*replicas) == [3, 3, 2])
+        await publish(sharded(redis_url, 8), *numbered(400, keys=80))
+        await until(lambda: sum(map(len, handled)) >= 408)
+        assert all(len(numbers) > 50 for numbers in handled)
+
+        await end([tasks[0]])
+        await replicas[0].__aexit__()
+        assert await until(lambda: reads(*replicas[1:]) == [4, 4]) < 0.9
+        # Like a killed one, it does nothing more, and its subscription ends.
+        await end([tasks[1]])
+        await replicas[1]._streams.end()
+        assert await until(lambda: reads(replicas[2]) == [8]) < 2
+    assert sorted(n for numbers in handled for n in numbers) == sorted(
+        [*range(8), *range(400)]
+    )
+
+
+async def test_a_shard_moves_when_what_its_reader_holds_is_settled(
+    redis_url: str,
+) -> None:
+    await publish(sharded(redis_url, 2), *numbered(20, keys=20))
+    async with source(redis_url, "orders") as first:
+        held = await receive(first, 20)
+        async with source(redis_url, "orders") as second:
+            assert not await second.receive(limit=20)
+            await publish(sharded(redis_url, 2), *numbered(20, keys=20))
+            for delivery in held:
+                await delivery.ack()
+            came = await receive(second, 1)
+            assert await first.receive(limit=20)
+    names = {Shard.holding(delivery.message, 2).number for delivery in came}
+    assert names == {2}
+
+
+async def test_a_shard_moves_after_a_time_whatever_its_reader_holds(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_HANDOVER", 0.5)
+    await publish(sharded(redis_url, 2), *numbered(20, keys=20))
+    async with source(redis_url, "orders", reclaim_after="1s") as first:
+        held = await receive(first, 20)
+        async with source(redis_url, "orders", reclaim_after="1s") as second:
+            again = await receive(second, 1)
+            moved = [d for d in held if Shard.holding(d.message, 2).number == 2]
+            assert payloads(again) == payloads(moved)
+            # The first one notices that at its next heartbeat.
+            await until(lambda: len(first._keeper.held) == len(held) - len(moved))
+
+
+async def test_what_other_programs_claim_of_a_shard_moves_no_other_shard(
+    redis_url: str,
+) -> None:
+    await publish(sharded(redis_url, 2), *numbered(20, keys=20))
+    async with source(redis_url, "orders", reclaim_after="1s") as replica:
+        held = await receive(replica, 20)
+        with Redis.from_url(redis_url, protocol=2) as client:
+            ((id, _), *_) = client.xrange("orders.shard-1-of-2")
+            client.xclaim("orders.shard-1-of-2", "billing", "other", 0, [id])
+        kept = [d for d in held if Shard.holding(d.message, 2).number == 2]
+        await until(lambda: len(replica._keeper.held) == len(kept))
+
+
+@pytest.mark.parametrize("kind", [source, shared])
+async def test_a_consumer_without_a_stream_yet_waits_between_its_searches(
+    redis_url: str, kind: Any
+) -> None:
+    with Redis.from_url(redis_url) as client:
+        async with kind(redis_url, "orders.*") as consumer:
+            before: Any = client.info("commandstats")
+            for _ in range(10):
+                assert not await consumer.receive(limit=1)
+            after: Any = client.info("commandstats")
+    scans = [stats["cmdstat_scan"]["calls"] for stats in (before, after)]
+    assert scans[1] - scans[0] <= 1
