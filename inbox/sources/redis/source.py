@@ -1,14 +1,15 @@
 """A source that reads Redis Streams: a topic is a stream, a consumer is a group.
 
-One member of the group at a time reads a stream, the one that has been there longest;
-the others stand by. While a member holds entries, no other one reads the stream: a
-script checks that and reads in one step, so a member that was frozen in between finds
-nothing. Who takes over begins with what the last one held. It was killed if its
-subscription has ended, and frozen if it sent no heartbeat for `reclaim_after`.
+One member of the group at a time reads a stream, the others stand by. It is the one
+that has been there longest; the shards of a topic are dealt out to all. While a member
+holds entries, no other one reads the stream: a script checks that and reads in one
+step, so a member that was frozen in between finds nothing. Who takes over begins with
+what the last one held. That one was killed if its subscription has ended, frozen if it
+sent no heartbeat for `reclaim_after`, or it hasn't settled what it held in time.
 
-So every member holds a sequence without gaps. One that was frozen or cut off works it
-off beside the one that took over, and receipts keep both in order. As soon as it
-notices that it lost an entry, it gives up all others.
+So every member holds a sequence without gaps. One that was frozen, cut off or slow
+works it off beside the one that took over, and receipts keep both in order. As soon as
+it notices that it lost an entry, it gives up all others of the stream.
 """
 
 import time
@@ -16,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Final, Self
-
-from redis.exceptions import ResponseError
 
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
@@ -30,7 +29,6 @@ from outbox.brokers.redis.connection import (
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.cloudevents.raw_text import text_of
-from outbox.errors import ConfigError
 from outbox.retry import jittered
 
 _BEATS: Final = 3
@@ -95,13 +93,8 @@ class RedisSource:
             with redis_errors(self._url):
                 await refuse_cluster(self._client, self._url)
                 await self._streams.enter()
-        except BaseException as error:
+        except BaseException:
             await self._close()
-            cause = error.__cause__
-            if isinstance(cause, ResponseError) and "unknown command" in str(cause):
-                raise ConfigError(
-                    f"broker: {cause}; use Redis 6.2 or newer and allow EVAL"
-                ) from None
             raise
         self._keeper.start()
         return self

@@ -110,7 +110,7 @@ class Streams:
 
         Raises:
             ConfigError: a topic names a key that isn't a stream, or the user lacks a
-                right.
+                right, or Redis is too old.
         """
         if not self.is_shared:
             since = f"{'~' if aside else ''}{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
@@ -134,13 +134,13 @@ class Streams:
             await _answers(pipeline)
         except ResponseError as error:
             # Redis 6.2 says so only in the text if the command is in a script.
-            is_refused = isinstance(error, NoPermissionError) or "can't run" in str(
-                error
-            )
-            if not is_refused:
+            says = str(error)
+            is_refused = isinstance(error, NoPermissionError) or "can't run" in says
+            if not is_refused and "unknown command" not in says:
                 raise
             raise ConfigError(
-                f"broker: {error}; a consumer's user needs {_RIGHTS}"
+                f"broker: {error}; a consumer needs Redis 6.2 or newer, and the rights "
+                f"{_RIGHTS}"
             ) from None
 
     async def end(self) -> None:
