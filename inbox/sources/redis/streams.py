@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -196,7 +196,7 @@ class Streams:
         self._ask_for_shards(pipeline)
         self.is_unsure = not self.is_shared
         answers: list[Any] = []
-        async with self._presence.waiting():
+        async with self._presence.waiting() if first else nullcontext():
             answers = await _answers(pipeline)
         if not answers:
             return []  # another member has left
