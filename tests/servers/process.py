@@ -1,5 +1,7 @@
 """The base class of the brokers' private servers: it starts and stops a process."""
 
+import os
+import shutil
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -10,10 +12,37 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from outbox.errors import OutboxError
+from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import free_port, wait_until, watched
 
-__all__ = ["PrivateServer"]
+__all__ = ["PrivateServer", "find_program"]
+
+
+def find_program(*names: str, package: str, places: str = "") -> str:
+    """Return the first of these programs that is there.
+
+    It is looked for in the folders of PILLARBOX_TEST_SERVERS, in `places`, on PATH, and
+    where Debian installs servers, which PATH may lack.
+
+    Raises:
+        ConfigError: none is there.
+    """
+    path = os.pathsep.join(
+        [
+            os.environ.get("PILLARBOX_TEST_SERVERS", ""),
+            places,
+            os.environ.get("PATH", os.defpath),
+            "/usr/sbin:/usr/local/sbin",
+        ]
+    )
+    for folder in filter(None, path.split(os.pathsep)):
+        for name in names:
+            if (found := shutil.which(name, path=folder)) is not None:
+                return found
+    raise ConfigError(
+        f"{names[0]} is not on PATH; install it (Debian: {package}) or pass the URL"
+        " of a server"
+    )
 
 
 class PrivateServer(ABC):

@@ -32,7 +32,7 @@ from tests.fixtures.sources import (
     receive_despite_losses,
 )
 from tests.fixtures.waiting import answer_after
-from tests.servers.redis import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_program, redis_server
 
 SOON = timedelta(milliseconds=50)
 
@@ -59,7 +59,7 @@ class Sentinel(RedisServer):
     def command(self) -> Sequence[str]:
         settings = self.directory / "sentinel.conf"
         settings.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n")
-        return ["redis-server", str(settings), "--sentinel"]
+        return [redis_program(), str(settings), "--sentinel"]
 
 
 async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
@@ -70,7 +70,7 @@ async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
         redis_server(
             {"cluster-enabled": "yes", "cluster-port": str(free_port())}
         ) as cluster,
-        Sentinel("redis-server", tmp_path, {}).running() as sentinel,
+        Sentinel(redis_program(), tmp_path, {}).running() as sentinel,
     ):
         for server, mode in ((cluster, "cluster"), (sentinel, "sentinel")):
             for adapter in (

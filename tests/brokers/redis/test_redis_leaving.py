@@ -18,7 +18,7 @@ from pillarbox import Message
 from tests.fixtures.processes import ROOT
 from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import entered, receive
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, redis_program
 
 PAGE = (ROOT / "docs/brokers/redis.md").read_text()
 RIGHTS = re.findall(r"ACL SETUSER billing on >password ~orders\.\* (.+)", PAGE)[
@@ -111,7 +111,7 @@ class WithoutScripts(RedisServer):
 async def test_a_server_without_scripts_is_refused_only_to_keep_order(
     tmp_path: Path,
 ) -> None:
-    with WithoutScripts("redis-server", tmp_path, {}).running() as server:
+    with WithoutScripts(redis_program(), tmp_path, {}).running() as server:
         with pytest.raises(ConfigError, match=r"EVAL.*order='none'"):
             async with source(server.url, "orders"):
                 pass
