@@ -371,6 +371,21 @@ async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -
         assert payloads(await receive_despite_losses(only, 3)) == [0, 1, 2]
 
 
+async def test_a_deleted_queue_with_two_consumers_is_the_reason_of_the_loss(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer, shared=True, prefetch=2) as only:
+        await publish(rabbitmq_url, *numbered(2, keys=2))
+        for delivery in await receive_despite_losses(only, 2):
+            assert await delivery.hand_back(timedelta(minutes=1))
+        for _ in range(2):  # what is aside fills its prefetch, so it consumes again
+            assert await only.receive(limit=10) == []
+        with channel_of(rabbitmq_url) as channel:
+            channel.queue_delete(consumer)
+        with pytest.raises(BrokerUnavailableError, match="was deleted"):
+            await until_lost(only)
+
+
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 async def test_a_redelivered_message_keeps_its_attempts_its_wait_and_its_outcome(
     rabbitmq_url: str, proxy: MakeProxy, consumer: str, queue_type: str
