@@ -20,7 +20,8 @@ WIDE = "tests.acceptance.counter:wide"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        message_id uuid, key text, number int, pid int
+        message_id uuid, key text, number int, pid int,
+        at timestamptz DEFAULT clock_timestamp()
     );
     GRANT SELECT, INSERT ON counted TO pillarbox_consumer;
 """
