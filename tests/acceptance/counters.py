@@ -15,6 +15,7 @@ from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.counter:impatient"
+CLUMSY = "tests.acceptance.counter:clumsy"
 POOLED = "tests.acceptance.counter:pooled"
 WIDE = "tests.acceptance.counter:wide"
 _TABLES = """

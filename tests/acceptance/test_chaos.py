@@ -13,7 +13,7 @@ from outbox.administration.readers import add_reader
 from outbox.testing.postgres import PostgresServer
 from tests.acceptance.brokers import Broker, as_variant
 from tests.acceptance.chaos import Chaos, Scale, tally
-from tests.acceptance.counters import IMPATIENT, Counters
+from tests.acceptance.counters import CLUMSY, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
@@ -116,7 +116,7 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
         broker.start()
 
     url = with_options(broker.url, **SHORT_LEASES.get(kind, {}))
-    begins = [partial(counters.start_without_waiting, url, IMPATIENT)]
+    begins = [partial(counters.start_without_waiting, url, CLUMSY)]
     if broker.relayed:
         # Queues and groups exist before the first message is published.
         counters.start(url).terminate()
@@ -135,6 +135,9 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
         counters.wait_for_count(writer.added)
         wait_until_none("deliveries wait", broker.waiting)
     finally:
-        again = sum(counters.logged("DuplicateSkipped"))
-        chaos.report(tally(inspection, writer.added), f"{again} redelivered")
+        chaos.report(
+            tally(inspection, writer.added),
+            f"{sum(counters.logged('DuplicateSkipped'))} redelivered",
+            f"{sum(counters.logged('HandlerFailed'))} failed",
+        )
     counters.expect_each_once(writer.numbers())
