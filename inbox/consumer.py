@@ -531,12 +531,14 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
+            standing_by=tuple(t for fetcher in fetchers for t in fetcher.standing_by),
             **self._executor.calls.measure(),
         )
 
     async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
         for name in _AS_TEXT:
             values[name] = None if values[name] is None else str(values[name])
+        values["standing_by"] = ", ".join(values["standing_by"]) or None
 
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)

@@ -51,7 +51,7 @@ GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, 
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
     TO {relay}, {reader};
-GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay}, {reader};
+GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {relay}, {reader};
 GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT ON outbox.subscription TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
@@ -81,7 +81,7 @@ GRANT SELECT,
       DELETE
     ON inbox.suspect
     TO {consumer};
-GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {consumer};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.

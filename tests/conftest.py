@@ -63,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test faults and real input in their full numbers, which takes minutes",
     )
+    for name in ("messages", "keys", "faults", "seed"):
+        help = f"{name} of the tests in which faults happen at random"
+        parser.addoption(f"--{name}", type=int, help=help)
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,7 @@ from inbox.events import (
     SourceLost,
     SourceRecovered,
     SourceWarned,
+    StandbyEnded,
     StandingBy,
 )
 from inbox.source import Delivery, Source
@@ -41,6 +42,9 @@ class Fetcher:
     Args:
         member: what tells this member from those with another database, if known.
         idle: return when nothing has arrived for this long and no handler is running.
+
+    Attributes:
+        standing_by: the topics that another replica receives.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Fetcher:
         self._source = source
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
-        self._standing_by: tuple[str, ...] = ()
+        self.standing_by: tuple[str, ...] = ()
         self._member = member
         self._warned: dict[str, datetime] = {}
         self._dispatcher = dispatcher
@@ -142,9 +146,13 @@ class Fetcher:
 
     def _notify_standing_by(self) -> None:
         topics = tuple(sorted(self._abilities.standing_by()))
-        if topics != self._standing_by:
-            self._standing_by = topics
-            self._notify(StandingBy(**self._about, topics=topics))
+        if topics != self.standing_by:
+            self.standing_by = topics
+            self._notify(
+                StandingBy(**self._about, topics=topics)
+                if topics
+                else StandbyEnded(**self._about)
+            )
 
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""

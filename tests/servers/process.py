@@ -119,6 +119,20 @@ class PrivateServer(ABC):
         """Stop with SIGKILL, as in a crash."""
         self._end(signal.SIGKILL)
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return int(self.pid_file.read_text())
+
+    def freeze(self) -> None:
+        """Stop responding, but keep connections open."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Respond again after `freeze`."""
+        os.kill(self.pid, signal.SIGCONT)
+
     @contextmanager
     def running(self) -> Iterator[Self]:
         """Run the server until the end of the block, or until this process ends."""
