@@ -49,6 +49,7 @@ QUESTIONS = (
     "handled",
     "processes",
     "way",
+    "whole_way",
     "web",
     "memory",
 )
