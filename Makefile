@@ -113,6 +113,7 @@ matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as ro
 	@docker/matrix $(ARGS)
 
 servers: packages $(READY) ## Run suites and faults on old and new servers, as root (ARGS=--help)
+	@test -x $(BIN)/uv || $(PIP) install uv
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
 check: packages $(READY) ## Check format, lint, types, imports and packaging

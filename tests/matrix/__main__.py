@@ -15,8 +15,10 @@ It needs root. What can't be had is named in the table:
 
 The client libraries are tried over each server, too, at the lowest versions that
 pyproject.toml allows and at the newest. Everything is kept in $MATRIX, by default
-/var/cache/pillarbox-matrix; remove a server's folder there to get it anew. To run other
-tests on one: PILLARBOX_TEST_SERVERS=FOLDER pytest …
+/var/cache/pillarbox-matrix, with the output of each run in a .log; remove a server's
+folder there to get it anew. To run other tests on one:
+
+    PILLARBOX_TEST_SERVERS=FOLDER pytest …
 """
 
 import argparse
