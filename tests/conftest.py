@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from outbox.testing import cluster
+from tests.servers.process import use_chosen_postgres
 
 # An example's duration depends on the machine, not on the code.
 settings.register_profile(
@@ -35,6 +36,8 @@ if "PILLARBOX_DATABASE_URL" not in os.environ:
         "host all,replication postgres,pillarbox_owner,pillarbox_detacher"
         " 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
     )
+
+use_chosen_postgres()
 
 _left_out: Final = pytest.StashKey[int]()
 

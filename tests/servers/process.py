@@ -13,9 +13,30 @@ from typing import Any, Self
 from typing_extensions import override
 
 from outbox.errors import ConfigError, OutboxError
+from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, wait_until, watched
 
-__all__ = ["PrivateServer", "find_program"]
+__all__ = ["PrivateServer", "chosen_folders", "find_program", "use_chosen_postgres"]
+
+
+def chosen_folders() -> list[Path]:
+    """Return the folders of PILLARBOX_TEST_SERVERS, whose servers the tests use.
+
+    Raises:
+        ConfigError: one of them doesn't exist.
+    """
+    named = os.environ.get("PILLARBOX_TEST_SERVERS", "").split(os.pathsep)
+    folders = [Path(folder) for folder in named if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"PILLARBOX_TEST_SERVERS: there is no folder {folder}")
+    return folders
+
+
+def use_chosen_postgres() -> None:
+    """Use the chosen PostgreSQL, if there is one, not the newest of this machine."""
+    if found := [it for it in chosen_folders() if (it / "initdb").exists()]:
+        cluster.server_directories = lambda: iter(found)
 
 
 def find_program(*names: str, package: str, places: str = "") -> str:
@@ -27,17 +48,11 @@ def find_program(*names: str, package: str, places: str = "") -> str:
     Raises:
         ConfigError: none is there.
     """
-    path = os.pathsep.join(
-        [
-            os.environ.get("PILLARBOX_TEST_SERVERS", ""),
-            places,
-            os.environ.get("PATH", os.defpath),
-            "/usr/sbin:/usr/local/sbin",
-        ]
-    )
-    for folder in filter(None, path.split(os.pathsep)):
+    path = os.environ.get("PATH", os.defpath)
+    known = f"{places}:{path}:/usr/sbin:/usr/local/sbin".split(os.pathsep)
+    for folder in [*chosen_folders(), *filter(None, known)]:
         for name in names:
-            if (found := shutil.which(name, path=folder)) is not None:
+            if (found := shutil.which(name, path=str(folder))) is not None:
                 return found
     raise ConfigError(
         f"{names[0]} is not on PATH; install it (Debian: {package}) or pass the URL"
