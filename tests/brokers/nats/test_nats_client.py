@@ -1,6 +1,7 @@
 """The private names of nats-py that pillarbox uses mean what it relies on."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +23,10 @@ CHANGED = (
     "nats-py has changed {}: read its new code, correct outbox/brokers/nats/client.py, "
     "and run tests/brokers/nats"
 )
+PARAMETERS = {
+    "_process_headers": "self headers",
+    "_build_message": "self sid subject reply data headers",
+}
 
 
 class Spy(Client):
@@ -106,6 +111,10 @@ async def test_nats_py_still_uses_this_private_name_as_its_client_expects(
     shared_nats: NatsServer, name: str
 ) -> None:
     changed = CHANGED.format(name)
+    assert name in {*dir(Client()), *dir(TcpTransport())}, changed  # type: ignore[no-untyped-call]
+    if parameters := PARAMETERS.get(name):
+        found = inspect.signature(getattr(Client, name)).parameters
+        assert " ".join(found) == parameters, changed
     spy, block = Spy(), b"NATS/1.0\r\na: b\r\n\r\n"
     async with received(spy, shared_nats, block) as got:
         writer = spy.socket._io_writer
@@ -117,13 +126,12 @@ async def test_nats_py_still_uses_this_private_name_as_its_client_expects(
                     b"CONNECT",
                     b"PING\r\n",
                 ], changed
-                assert [it for it in seen if it.startswith(b"CONNECT ")] == seen[:1]
             case "_io_writer":
                 assert spy.socket.before is None, changed
                 assert isinstance(writer, asyncio.StreamWriter), changed
                 assert writer.get_extra_info("peername")[1] == shared_nats.port
             case "_ps":
-                assert block in seen, changed
+                assert block in (seen or b""), changed
             case "_process_headers":
                 assert seen == block, changed
                 assert got.headers == {"from": "here"}, changed
