@@ -118,7 +118,7 @@ async def test_nats_py_still_uses_this_private_name_as_its_client_expects(
     spy, block = Spy(), b"NATS/1.0\r\na: b\r\n\r\n"
     async with received(spy, shared_nats, block) as got:
         writer = spy.socket._io_writer
-        seen = spy.seen.get(name)
+        seen: Any = spy.seen.get(name)
         match name:
             case "_transport":
                 assert spy.before is None, changed
