@@ -35,6 +35,7 @@ QUESTIONS = (
     *BROKERS,
     "faststream",
     "aio_pika",
+    "nats_client",
     "fair_share",
     "blocked_keys",
     "hostile_rows",

@@ -2,7 +2,7 @@
 
 nats-py has no public interface for these fixes, so they use private names. A client
 isn't made if one of them is missing, and `tests/brokers/nats/test_nats_client.py` fails
-when one changes. `docs/brokers/nats.md` compares the costs with the public way.
+when one changes. `docs/brokers/nats.md` has what the public way costs.
 
 | private name | why |
 |---|---|
