@@ -132,6 +132,7 @@ class Chaos:
             wait_for(
                 f"most messages arrive before fault {done} ({fault})",
                 partial(self._goes_on, handled, share - most_behind),
+                seconds=600,
                 pause=0.1,
             )
             self._happen(fault)
