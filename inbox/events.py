@@ -307,8 +307,8 @@ class StandingBy(Event):
     queue: str
     topics: tuple[str, ...]
     remedy: str = (
-        "if one replica is too slow, split the topic into shards (see the page of the"
-        ' broker), or give up the order of keys: Consumer(order="none")'
+        "if one replica is too slow, let several work: with shards, if the broker's"
+        ' page has them, or without the order of keys, by Consumer(order="none")'
     )
 
 

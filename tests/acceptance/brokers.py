@@ -193,8 +193,9 @@ def as_variant(*parameters: object) -> Any:
 
 
 def plainly(*names: str) -> list[Any]:
-    """Return the names of all brokers as parameters: variants, except these."""
-    return [name if name in names else as_variant(name) for name in BROKERS]
+    """Return the brokers that a crash ends as parameters: variants, except these."""
+    killed = [name for name in BROKERS if name != "sqs"]
+    return [name if name in names else as_variant(name) for name in killed]
 
 
 def _waiting_in_outbox(url: str, consumer: str) -> int:

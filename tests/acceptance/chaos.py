@@ -9,11 +9,11 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import psycopg
 
@@ -23,12 +23,10 @@ from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.waiting import let_pass, wait_for
 
-# Restarts are rare among them, since each takes seconds.
-FAULTS: Final = (
-    *("kill", "freeze", "terminate", "broker", "stop"),
-    *("crash", "terminate", "kill", "freeze", "restart"),
-)
+OFTEN: Final = ("kill", "freeze", "terminate")
+RARE: Final = ("stop", "crash", "restart")
 REPLICAS: Final = 3
+Running: TypeAlias = tuple[Callable[[], RunningProcess], RunningProcess]
 # Faults come while most messages are handled, and not all while one server is away.
 _BEHIND: Final = 0.1
 _OURS: Final = """
@@ -92,7 +90,7 @@ class Chaos:
         begins: each begins a process of one kind.
         server: the database of writer and handlers.
         others: URLs of other databases with sessions of the processes.
-        restart_broker: kills it, and starts it again.
+        more: faults of the test's own by name, such as a restart of the broker.
     """
 
     def __init__(
@@ -103,19 +101,21 @@ class Chaos:
         writer: Writer,
         *,
         others: Sequence[str] = (),
-        restart_broker: Callable[[], None] | None = None,
+        more: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
         self._scale = scale
         self._random = random.Random(scale.seed)
         self._server = server
         self._writer = writer
         self._databases = (server.url, *others)
-        self._restart_broker = restart_broker
+        self._more = dict(more or {})
         self._frozen: list[tuple[float, RunningProcess]] = []
         self._began = time.monotonic()
         self._running = [(begin, begin()) for begin in begins for _ in range(REPLICAS)]
-        names = [f for f in FAULTS if f != "broker" or restart_broker is not None]
-        self._faults = [*islice(cycle(names), scale.faults)]
+        # Restarts are rare, since each takes seconds.
+        self._faults = [
+            *islice(cycle((*OFTEN, *self._more, *RARE, *OFTEN)), scale.faults)
+        ]
         self._random.shuffle(self._faults)
         self.say(str(scale))
 
@@ -132,6 +132,7 @@ class Chaos:
             wait_for(
                 f"most messages arrive before fault {done} ({fault})",
                 partial(self._goes_on, handled, share - most_behind),
+                seconds=600,
                 pause=0.1,
             )
             self._happen(fault)
@@ -140,6 +141,11 @@ class Chaos:
         for _, process in self._frozen:
             process.thaw()
         self._frozen.clear()
+
+    def replace_all(self, begin: Callable[[], RunningProcess]) -> None:
+        """Stop all processes of a kind, as a deploy does, and begin new ones."""
+        for each in [it for it in self._running if it[0] is begin]:
+            self._replace(RunningProcess.terminate, each)
 
     def report(self, *facts: object) -> None:
         """Print what happened, as a row of a table."""
@@ -162,9 +168,10 @@ class Chaos:
     def _happen(self, fault: str) -> None:
         match fault:
             case "kill":
-                self._replace(RunningProcess.kill)
+                self._replace(RunningProcess.kill, self._random.choice(self._awake()))
             case "stop":
-                self._replace(RunningProcess.terminate)
+                each = self._random.choice(self._awake())
+                self._replace(RunningProcess.terminate, each)
             case "freeze":
                 _, process = self._random.choice(self._awake())
                 process.freeze()
@@ -180,16 +187,15 @@ class Chaos:
             case "crash" | "restart":
                 self._server.restart("immediate" if fault == "crash" else "fast")
                 self._writer.reconnect()
-            case "broker":
-                assert self._restart_broker is not None
-                self._restart_broker()
+            case _:
+                self._more[fault]()
 
-    def _replace(self, end: Callable[[RunningProcess], None]) -> None:
-        begin, process = self._random.choice(self._awake())
-        self._running.remove((begin, process))
+    def _replace(self, end: Callable[[RunningProcess], None], each: Running) -> None:
+        begin, process = each
+        self._running.remove(each)
         end(process)
         self._running.append((begin, begin()))
 
-    def _awake(self) -> list[tuple[Callable[[], RunningProcess], RunningProcess]]:
+    def _awake(self) -> list[Running]:
         frozen = [process for _, process in self._frozen]
         return [it for it in self._running if it[1] not in frozen]

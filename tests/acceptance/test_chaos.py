@@ -128,7 +128,7 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
         migrated_server,
         writer,
         others=broker.databases,
-        restart_broker=restart_broker if broker.relayed else None,
+        more={"broker": restart_broker} if broker.relayed else {},
     )
     try:
         chaos.run(counters.count)
