@@ -90,6 +90,18 @@ class PrivateServer(ABC):
         """Stop with SIGKILL, as in a crash."""
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Stop it in the middle of its work."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it continue."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+
     @contextmanager
     def running(self) -> Iterator[Self]:
         """Run the server until the end of the block, or until this process ends."""
