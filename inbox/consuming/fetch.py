@@ -28,12 +28,9 @@ from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.gather import end
 from outbox.postgres.advisory_lock import END_FOREIGN
-from outbox.retry import RetryPolicy
+from outbox.retry import RECONNECT
 
 _MEMBER: Final = re.compile(r"db-[0-9a-f]{8}(?![0-9a-f])")
-_RECONNECT: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
 
 
 class Fetcher:
@@ -100,7 +97,7 @@ class Fetcher:
                 if self._idle is not None:
                     raise
                 failures += 1
-                delay = _RECONNECT.delay(failures).total_seconds()
+                delay = RECONNECT.delay(failures).total_seconds()
                 self._notify(
                     SourceLost(**self._about, reason=str(error), seconds=delay)
                 )

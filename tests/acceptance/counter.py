@@ -126,7 +126,7 @@ def _sessions(size: int = 8) -> async_sessionmaker[AsyncSession]:
 
 def source_of(url: str) -> str:
     """Add an option, so that it soon takes over the messages of a dead counter."""
-    if url.startswith("redis:"):
+    if url.startswith("redis"):
         return with_options(url, reclaim_after=HOLD)
     if url.startswith("nats:"):
         return with_options(url, ack_wait=HOLD)

@@ -23,26 +23,31 @@ end
 local seen = read('18446744073709551615-0', 1)
 if seen and seen.err then return seen end
 if not is_present(channel) then return {channel} end
-local others, left = 0, 0
+local others, left, mine, older = 0, 0, 0, nil
 for _, member in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
   local name, pending, idle = member[2], member[4], member[6]
   local its_channel = string.gsub(name, '/%d+$', '')
   local has_channel = string.sub(name, 1, #prefix) == prefix
   local is_gone = its_channel == channel or name == 'returned'
     or has_channel and not is_present(its_channel)
+  if its_channel == channel then mine = mine + pending end
   if name ~= me then
     if is_gone or idle >= lease then
       left = left + pending
       if is_gone and has_channel and pending == 0 then
         redis.call('XGROUP', 'DELCONSUMER', key, group, name)
       end
-    elseif pending > 0 or has_channel and its_channel < channel then
+    elseif pending > 0 then
       return {name}
+    elseif has_channel and its_channel < channel then
+      older = name
     else
       others = others + 1
     end
   end
 end
+-- The older one waits until nobody else holds an entry.
+if older and mine == 0 then return {older} end
 
 local taken, start = {}, '-'
 while left > 0 and #taken < limit do

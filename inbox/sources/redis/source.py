@@ -43,7 +43,8 @@ class RedisSource:
     """A source of the entries in one consumer's streams. Requires Redis 6.2.
 
     Args:
-        url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
+        url: `redis://host:port/db`, `rediss://…`, or
+            `redis+sentinel://host,host/master/db`, with the options of `RedisOptions`.
         consumer: the name of the group, which starts with the oldest entries.
         topics: names of streams, or prefixes followed by `*`; new streams are found
             within 5 s.

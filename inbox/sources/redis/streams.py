@@ -258,6 +258,8 @@ class Streams:
                 entries += (_taken(EntryId(stream, id), *rest) for id, *rest in taken)
         if not is_present:
             await self._presence.wait(_MISSED)
+            # After a failover, the connection to a frozen master may stay open.
+            await self._presence.show(self._channel)
         self._is_unsure = False
         return entries
 

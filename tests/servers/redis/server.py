@@ -39,7 +39,7 @@ class RedisServer(PrivateServer):
         options = [
             part
             for name, value in (self._settings | own).items()
-            for part in (f"--{name}", value)
+            for part in (f"--{name}", *(value.split() or [value]))
         ]
         return [self._program, *options]
 
