@@ -132,9 +132,12 @@ class NatsSource:
         with nats_errors(self._settings):
             connection = await self._link.connected()
             entries = self._keeper.take(limit)
+            room = self._keeper.backlog.room if self._generations is not None else 0
             if not entries:
-                await self._fetch(connection, limit)
+                await self._fetch(connection, max(limit, room))
                 entries = self._keeper.take(limit)
+            elif room:
+                await self._opened.ask(room, self._poll)
         return [EntryDelivery(self, entry, entry) for entry in entries]
 
     def acked(self, entry: Entry) -> None:
