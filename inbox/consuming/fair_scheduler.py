@@ -9,6 +9,7 @@ delays only its own tenant, priority and queue.
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 from outbox.lane import Priority, Turns
@@ -92,7 +93,8 @@ class FairScheduler:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lines = queue.capped if self._is_full(tenant) else queue.rings
         ring = lines.setdefault(priority, OrderedDict())
-        ring.setdefault(tenant, deque()).append(granted)
+        line = ring.setdefault(tenant, deque())
+        line.append(granted)
         if lines is queue.capped:
             self._on_capped()
         self._grant()
@@ -102,8 +104,8 @@ class FairScheduler:
             await granted
         except asyncio.CancelledError:
             if granted.cancelled():
-                for lines in (queue.rings, queue.capped):
-                    _leave(lines, priority, tenant, granted)
+                with suppress(ValueError):
+                    line.remove(granted)
             else:
                 self.release(tenant)
             raise
@@ -132,13 +134,15 @@ class FairScheduler:
                 priority = queue.turns.next(queue.rings)
             ring = queue.rings[priority]
             tenant, line = next(iter(ring.items()))
-            granted = line.popleft()
-            if not line:
-                _prune(queue.rings, priority, tenant)
-            if granted.cancelled():
-                continue  # already cancelled; `acquire` cleans up
+            granted = line.popleft() if line else None
             if line:
                 ring.move_to_end(tenant)
+            else:
+                del ring[tenant]
+            if not ring:
+                del queue.rings[priority]
+            if granted is None or granted.cancelled():
+                continue
             granted.set_result(None)
             self._take(queue, tenant)
 
@@ -183,15 +187,6 @@ class FairScheduler:
         self._on_capped()
 
 
-def _leave(
-    lines: _Lines, priority: Priority, tenant: Tenant, granted: asyncio.Future[None]
-) -> None:
-    line = lines.get(priority, {}).get(tenant, deque())
-    if granted in line:
-        line.remove(granted)
-        _prune(lines, priority, tenant)
-
-
 def _move(tenant: Tenant, lines: _Lines, target: _Lines) -> None:
     for priority in list(lines):
         if tenant in lines[priority]:
@@ -199,10 +194,3 @@ def _move(tenant: Tenant, lines: _Lines, target: _Lines) -> None:
             target.setdefault(priority, OrderedDict())[tenant] = line
             if not lines[priority]:
                 del lines[priority]
-
-
-def _prune(lines: _Lines, priority: Priority, tenant: Tenant) -> None:
-    if not lines[priority][tenant]:
-        del lines[priority][tenant]
-    if not lines[priority]:
-        del lines[priority]

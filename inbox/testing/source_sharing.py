@@ -100,7 +100,7 @@ class SourceSharing(SourceCase):
         ]
         urgent = Message(topic, b"600", key="urgent", priority=Priority.REALTIME)
         await self.put(*flood, urgent)
-        received = []
+        received: list[Message] = []
         async with self.source("one", topic) as source:
             while not received or received[-1].id != urgent.id:
                 (delivery,) = await self.receive(source, 1, limit=1)
