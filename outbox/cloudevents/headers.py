@@ -85,7 +85,9 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         id=read_id(_required(headers, prefix, "id")),
         content_type=headers.get(CONTENT_TYPE),
         schema_version=int(version),
-        priority=_PRIORITIES.get(headers.get(f"{prefix}priority", ""), Priority.DEFAULT),
+        priority=_PRIORITIES.get(
+            headers.get(f"{prefix}priority", ""), Priority.DEFAULT
+        ),
     )
     check_received(message)
     return message

@@ -10,7 +10,6 @@ from inbox.consuming.backlog import READ_AHEAD, Backlog
 from outbox.lane import Priority
 from pillarbox import Message
 
-
 DEFAULT = Message("t", b"")
 
 
