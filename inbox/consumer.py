@@ -112,9 +112,9 @@ class Consumer(Process):
 
     Each message is handled in its own transaction, together with its receipt; a message
     that was already handled is acked and skipped. Handlers must not commit the session
-    that they are given. Messages with the same key are handled in the order in which
-    the source delivers them, messages with different keys concurrently. `retrier`
-    retries dead letters.
+    that they are given. Messages with the same key and priority are handled in the
+    order in which the source delivers them, others concurrently; priorities take turns
+    by weight. `retrier` retries dead letters.
 
     Args:
         source: where messages come from: a broker's URL, a `Source`, or a mapping with

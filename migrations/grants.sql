@@ -62,7 +62,7 @@ GRANT SELECT
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
     TO {reader};
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, retry_after)
     ON outbox.dead_letter
     TO {reader};
@@ -86,14 +86,14 @@ GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
               discard_reason, discarded_by)
     ON outbox.dead_letter
     TO {relay};
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
               discard_reason, discarded_by)
@@ -138,7 +138,7 @@ GRANT SELECT (id, created_at, seq, xid, lane, available_at, schema_version, topi
     ON outbox.message
     TO {monitor};
 GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
-              message_id, topic, key, tenant, attempts, schema_version, content_type,
+              message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               error_reason, discard_reason, discarded_by)
     ON outbox.dead_letter, inbox.dead_letter
     TO {monitor};

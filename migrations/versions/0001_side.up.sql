@@ -80,6 +80,7 @@ CREATE TABLE {schema}.dead_letter (
     tenant           text,
     attempts         integer     NOT NULL,
     schema_version   integer     NOT NULL,
+    priority         text        NOT NULL DEFAULT 'default',
     content_type     text        NOT NULL,
     headers          jsonb       NOT NULL,
     payload          bytea       NOT NULL,
@@ -89,6 +90,7 @@ CREATE TABLE {schema}.dead_letter (
     discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    CONSTRAINT priority_known CHECK (priority IN ('realtime', 'default', 'bulk')),
     -- Lists load these. A message with more goes into one header, which they don't load.
     CONSTRAINT names_size CHECK (greatest(octet_length(origin), octet_length(message_id), octet_length(topic), octet_length(key),
                                           octet_length(tenant), octet_length(content_type)) <= 65536),
@@ -112,7 +114,7 @@ CREATE INDEX dead_letter_life_idx ON {schema}.dead_letter
 
 CREATE VIEW {schema}.readable_dead_letter AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.priority, d.content_type,
        outbox.readable_headers(d.headers) AS headers,
        outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
        d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
@@ -122,7 +124,7 @@ COMMENT ON VIEW {schema}.readable_dead_letter IS
 
 CREATE VIEW {schema}.dead_letter_status AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.priority, d.content_type,
        d.error_reason, d.discard_reason, d.discarded_by
   FROM {schema}.dead_letter AS d;
 COMMENT ON VIEW {schema}.dead_letter_status IS 'dead letters without payload, headers and stack trace';

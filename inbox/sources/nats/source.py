@@ -131,9 +131,13 @@ class NatsSource:
         await self._keeper.check()
         with nats_errors(self._settings):
             connection = await self._link.connected()
+            backlog = self._keeper.backlog
+            room = backlog.room if self._generations is not None else 0
+            if room and backlog.ready:
+                await self._opened.ask(room, self._poll)
             entries = self._keeper.take(limit)
             if not entries:
-                await self._fetch(connection, limit)
+                await self._fetch(connection, max(limit, room))
                 entries = self._keeper.take(limit)
         return [EntryDelivery(self, entry, entry) for entry in entries]
 

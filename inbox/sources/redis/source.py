@@ -37,6 +37,7 @@ _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
 _MOST_HELD: Final = 10_000
 _LEAST_STAY: Final = 30.0
+_LOOK_AHEAD: Final = 0.05
 
 
 class RedisSource:
@@ -85,6 +86,7 @@ class RedisSource:
         self._has_lost = False
         self._hands_back = False
         self._stays_until = 0.0
+        self._ahead_at = 0.0
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.
@@ -171,7 +173,12 @@ class RedisSource:
             patience = jittered(self._poll)
             if due is not None:
                 patience = min(patience, due)
+            limit = max(limit, backlog.room)
             self._hold(await self._streams.take(limit, patience, self._reclaim_after))
+        elif (room := backlog.room) and now >= self._ahead_at:
+            ahead = await self._streams.take(room, 0.0, self._reclaim_after)
+            self._hold(ahead)
+            self._ahead_at = now if len(ahead) >= room else now + _LOOK_AHEAD
 
     async def _read(self, limit: int) -> None:
         backlog = self._keeper.backlog

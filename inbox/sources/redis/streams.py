@@ -218,9 +218,9 @@ class Streams:
         }
         if self.standing_by:
             seconds = min(seconds, _STAND_BY)
-        if not last.keys() | self.standing_by >= self._known:
+        if not seconds or not last.keys() | self.standing_by >= self._known:
             last = {}
-        elif last and seconds:
+        elif last:
             pipeline.xread(last, count=1, block=max(1, round(seconds * 1000)))
         else:
             await self._presence.wait(seconds)

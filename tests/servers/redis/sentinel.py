@@ -1,6 +1,5 @@
 """A master, a replica and three Sentinels, which fail over to one another."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing_extensions import override
 
 from outbox.testing.lifetime import private_directory
 from tests.fixtures.waiting import wait_for
-from tests.servers.redis.server import RedisServer, redis_server
+from tests.servers.redis.server import RedisServer, redis_program, redis_server
 
 MASTER: Final = "mymaster"
 _QUORUM: Final = 2
@@ -86,7 +85,6 @@ def redis_group(**settings: str) -> Iterator[RedisGroup]:
         settings: those of both servers, with `_` for `-`.
     """
     both = _SETTINGS | {name.replace("_", "-"): v for name, v in settings.items()}
-    program = shutil.which("redis-server") or shutil.which("valkey-server") or ""
     with ExitStack() as stack:
         master = stack.enter_context(redis_server(both))
         of = {"replicaof": f"127.0.0.1 {master.port}"}
@@ -94,7 +92,7 @@ def redis_group(**settings: str) -> Iterator[RedisGroup]:
         sentinels = []
         for _ in range(3):
             directory = stack.enter_context(private_directory("pillarbox-sentinel-"))
-            sentinel = SentinelServer(program, directory, master)
+            sentinel = SentinelServer(redis_program(), directory, master)
             sentinels.append(stack.enter_context(sentinel.running()))
         for each in sentinels:
             wait_for("what it watches", each.knows_all)
