@@ -23,6 +23,7 @@ from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
+from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = pytest.mark.fault
@@ -190,6 +191,29 @@ def test_consumers_over_a_broker_do_so_too(
     Chaos(
         [begin], inspection, ("kill", "freeze", "stop", "broker"), restart_broker
     ).last(900 if full else 20, migrated_server, writer)
+    counters.wait_for_count(writer.added)
+    wait_until_none("deliveries wait", broker.waiting)
+    counters.expect_each_once(writer.numbers())
+
+
+@pytest.mark.parametrize("kind", ["nats"])
+@pytest.mark.timeout(3600)
+def test_consumers_do_so_too_while_the_number_of_shards_changes(
+    broker: Broker,
+    relays: Relays,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    migrated_server: PostgresServer,
+    full: bool,
+) -> None:
+    counters.start(broker.url).terminate()
+    begin = partial(counters.start_without_waiting, broker.url, IMPATIENT)
+    chaos = Chaos([begin], inspection, ("kill", "freeze", "stop"))
+    for shards in (1, 8, 3):
+        # Those that published in another number of shards stop doing so.
+        relays.start(with_options(broker.url, shards=shards), "--switch-broker")
+        chaos.last(300 if full else 10, migrated_server, writer)
     counters.wait_for_count(writer.added)
     wait_until_none("deliveries wait", broker.waiting)
     counters.expect_each_once(writer.numbers())
