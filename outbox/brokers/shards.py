@@ -52,6 +52,11 @@ class Shard(NamedTuple):
             return self.topic
         return f"{self.topic}.shard-{self.number}-of-{self.of}"
 
+    @property
+    def all(self) -> list[Self]:
+        """All shards of this layout."""
+        return [self._replace(number=number + 1) for number in range(self.of)]
+
 
 def shards_option() -> Any:
     """Declare in how many shards a relay publishes each topic."""

@@ -49,9 +49,9 @@ class Durable:
 
     Attributes:
         subject: a topic, a shard of one, or the start of topics followed by `>`.
-        generation: the end of its name, if one replica at a time reads it.
-        is_read: whether this replica reads it.
-        is_held: whether this replica may hold deliveries of it.
+        generation: the end of the name of the one that this replica reads alone; kept
+            over a new connection, as are deliveries that it holds.
+        old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
         number: of the last delivery.
     """
@@ -60,8 +60,7 @@ class Durable:
     name: str
     subject: str
     generation: str = ""
-    is_read: bool = False
-    is_held: bool = False
+    old: int | None = None
     ack_wait: float = 0.0
     max_deliver: int | None = None
     started: int = 0
@@ -95,16 +94,14 @@ class Durable:
         connection: NatsConnection,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-        *,
         shared: bool,
-    ) -> int | None:
+    ) -> bool:
         """Begin to read it: the one that replicas share, or a new generation.
 
         That begins with what is unsettled in those that exist, and replaces them.
         `wanted` changes the configuration of an existing one, `default` doesn't.
 
-        Returns how many messages it begins with, if it is the first one. If another
-        replica was faster, `is_read` stays false.
+        Returns False if another replica was faster.
 
         Raises:
             ApiError: JetStream returned an error.
@@ -120,17 +117,16 @@ class Durable:
         except ApiError as error:
             if error.number not in {*_ONLY_ONE, _NOT_FOUND}:
                 raise
-            return None
+            self.generation = ""
+            return False
         others = await self._generations(connection)
-        if own not in others or (not shared and others[-1] > own):
-            await self._call(connection, "DELETE", own)
-            return None
-        for rank in others:
-            if rank != own:
-                await self._call(connection, "DELETE", rank)
+        is_last = shared or others[-1:] == [own]
+        for rank in {*others} - {own} if is_last else {own}:
+            await self._call(connection, "DELETE", rank)
+        self.generation = suffix(own) if is_last else ""
+        self.old = None if found else int(info["num_pending"])
         self.number = self.outstanding = 0
-        self.is_read = self.is_held = True
-        return None if found else int(info["num_pending"])
+        return is_last
 
     async def _create_after(
         self,

@@ -21,6 +21,7 @@ from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
+from outbox.brokers.shards import Shard
 from outbox.errors import InvalidMessageError
 from outbox.logs.printable import count
 from outbox.message import Message
@@ -110,7 +111,7 @@ class Pulls:
         try:
             message = decode_message(headers, got.data)
         except InvalidMessageError as error:
-            topic = raw_text(got.subject)
+            topic = Shard.named(raw_text(got.subject)).topic
             message = Message(topic, got.data, headers=raw_headers(headers))
             problem = str(error)
         if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:

@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from nats.aio.msg import Msg
@@ -145,7 +146,7 @@ class Replicas:
         self._turn = asyncio.Lock()
         self._heard_itself = asyncio.Event()
         self._news = asyncio.Event()
-        self._began_at = self._looked_at = 0.0
+        self._began_at = self._looked_at = self._searched_at = 0.0
 
     @property
     def ack_wait(self) -> float:
@@ -155,9 +156,10 @@ class Replicas:
     @property
     def elsewhere(self) -> set[str]:
         """The topics that only other replicas read."""
+        own = self._pulls.reading.values() if self._pulls else ()
         durables, others = self._durables.values(), self._read_by_others
-        own = {each.topic for each in durables if each.is_read}
-        return {each.topic for each in durables if each.line in others} - own
+        read = {each.topic for each in durables if each.line in others}
+        return read - {each.topic for each in own}
 
     async def begin(self, pulls: Pulls, durables: Iterable[Durable]) -> None:
         """Join the others over a new connection, and read what none of them reads.
@@ -171,8 +173,6 @@ class Replicas:
             self._pulls, connection = pulls, pulls.connection
             self._others.clear()
             self._heard_itself.clear()
-            for durable in self._durables.values():
-                durable.is_read = False
             self._add(durables)
             for stream in {durable.stream for durable in self._durables.values()}:
                 # A replica without this right must not create anything either.
@@ -180,10 +180,11 @@ class Replicas:
                     await connection.ask(f"CONSUMER.DELETE.{stream}.none")
             self._began_at = self._looked_at = time.monotonic()
             # If nobody else can hear this, NATS says so before it returns the next.
-            await connection.client.publish(self._subject, self._state(), pulls.alone)
+            await self._tell(pulls, reply=pulls.alone)
             for subject in (self._subject, f"{self._subject}.{self._id}"):
-                await connection.client.subscribe(subject, cb=self._hear)
-            await self._tell(asks=True)
+                hear = partial(self._hear, pulls)
+                await connection.client.subscribe(subject, cb=hear)
+            await self._tell(pulls, asks=True)
             try:
                 async with asyncio.timeout(_ANSWER):
                     await self._heard_itself.wait()
@@ -209,10 +210,10 @@ class Replicas:
                 except (OutboxError, ApiError, NatsError, OSError) as error:
                     await pulls.connection.drop(error)
 
-    async def leave(self) -> None:
+    async def leave(self, pulls: Pulls) -> None:
         """Let the others read everything."""
-        self._durables.clear()
-        await self._tell()
+        self._pulls = None
+        await self._tell(pulls, Replica(layouts=(), reads=()))
 
     def step_aside(self, line: str, seconds: float) -> None:
         """Leave a durable and others of its layout to others, if there are any."""
@@ -224,33 +225,34 @@ class Replicas:
         return {line for other in self._others.values() for line in other.reads}
 
     def _itself(self, pulls: Pulls) -> Replica:
-        durables, now = self._durables.values(), time.monotonic()
-        others = self._read_by_others
+        reading, others = pulls.reading.values(), self._read_by_others
+        now, durables = time.monotonic(), self._durables.values()
         # It waits until the others have told what they read.
         is_ready = pulls.is_alone or now >= self._began_at + _PAUSE
         layouts = {each.layout for each in durables if is_ready and not self.is_shared}
+        held = {it.line for it in durables if it.generation} - others
         return Replica(
             layouts=sorted(layouts),
-            reads=[
-                each.line
-                for each in durables
-                if each.is_read or (each.is_held and each.line not in others)
-            ],
+            reads=sorted(held | {each.line for each in reading}),
             aside=[layout for layout, until in self._aside.items() if now < until],
-            lease=max((each.ack_wait for each in durables if each.is_read), default=0),
+            lease=max((each.ack_wait for each in reading), default=0.0),
         )
 
-    async def _tell(self, *, asks: bool = False) -> None:
-        if self._pulls is not None:
-            client = self._pulls.connection.client
-            await client.publish(self._subject, self._state(asks=asks))
+    async def _tell(
+        self,
+        pulls: Pulls,
+        itself: Replica | None = None,
+        *,
+        asks: bool = False,
+        reply: str = "",
+    ) -> None:
+        state = asdict(itself or self._itself(pulls)) | {"id": self._id, "asks": asks}
+        payload = json.dumps(state).encode()
+        await pulls.connection.client.publish(self._subject, payload, reply)
 
-    def _state(self, *, asks: bool = False) -> bytes:
-        assert self._pulls is not None
-        state = asdict(self._itself(self._pulls)) | {"id": self._id, "asks": asks}
-        return json.dumps(state).encode()
-
-    async def _hear(self, got: Msg) -> None:
+    async def _hear(self, pulls: Pulls, got: Msg) -> None:
+        if not got.data:
+            return  # another one checks that this one is there
         state = json.loads(got.data)
         id, asks = state.pop("id"), state.pop("asks")
         if id == self._id:
@@ -262,17 +264,15 @@ class Replicas:
         self._others[id] = other
         if asks:
             with suppress(NatsError):
-                await self._tell()
+                await self._tell(pulls)
 
     async def _look(self, pulls: Pulls) -> None:
         now = time.monotonic()
         if now >= self._looked_at + _PAUSE:
-            if now > self._looked_at + _ANSWER:  # this replica was the frozen one
-                for id, other in self._others.items():
-                    self._others[id] = replace(other, heard_at=now)
             self._looked_at = now
-            await self._tell()
-            await self._find_shards(pulls)
+            await self._tell(pulls)
+            if now >= self._searched_at + 2 * _PAUSE:
+                await self._find_shards(pulls)
             await gather(
                 self._check(pulls, id, other)
                 for id, other in self._others.items()
@@ -281,11 +281,11 @@ class Replicas:
         await self._share(pulls)
 
     async def _check(self, pulls: Pulls, id: str, other: Replica) -> None:
-        """Forget another replica that is gone, or was silent for too long."""
+        """Forget another replica if it is gone, or is silent for too long."""
         client, lease = pulls.connection.client, max(other.lease, _SILENT)
         try:
             with cancellable():
-                await client.request(f"{self._subject}.{id}", self._state(), _PAUSE)
+                await client.request(f"{self._subject}.{id}", timeout=_PAUSE)
         except NoRespondersError:
             self._others.pop(id, None)
         except NatsTimeoutError:
@@ -293,6 +293,7 @@ class Replicas:
                 self._others.pop(id, None)
 
     async def _find_shards(self, pulls: Pulls) -> None:
+        self._searched_at = time.monotonic()
         for durable in list(self._durables.values()):
             topic, stream = durable.subject, durable.stream
             if Shard.named(topic).of > 1 or topic.endswith(">"):
@@ -302,11 +303,9 @@ class Replicas:
             )
             found = map(Shard.named, info["state"].get("subjects") or ())
             for of in {shard.of for shard in found if shard.topic == topic}:
-                names = [Shard(topic, number + 1, of).name for number in range(of)]
-                self._add(
-                    Durable(stream, durable_name(self._consumer, name), name)
-                    for name in names
-                )
+                names = [shard.name for shard in Shard(topic, of=of).all]
+                of_consumer = partial(durable_name, self._consumer)
+                self._add(Durable(stream, of_consumer(name), name) for name in names)
 
     def _add(self, durables: Iterable[Durable]) -> None:
         for durable in durables:
@@ -330,28 +329,25 @@ class Replicas:
 
     async def _share(self, pulls: Pulls) -> None:
         """Leave what others should read, and take what this replica should read."""
-        readers, durables = self._readers(pulls), list(self._durables.values())
-        has_left = False
-        for durable in durables:
-            if durable.is_held and readers.get(durable.line, self._id) != self._id:
-                has_left |= durable.is_read
-                durable.is_read = durable.is_held = False
-                pulls.reading.pop(durable.place, None)
+        readers = self._readers(pulls)
+        left, taken = [], []
+        for durable in self._durables.values():
+            if durable.generation and readers.get(durable.line, self._id) != self._id:
+                left.append(pulls.reading.pop(durable.place, None))
+                durable.generation = ""
                 self._on_left(durable)
-        if has_left:
-            await self._tell()
-        own = [each for each in durables if readers.get(each.line) == self._id]
-        old: dict[str, int] = {}
-        before = len(pulls.reading)
-        for durable in [each for each in own if not each.is_read]:
-            messages = await durable.open(
-                pulls.connection, self._wanted, self._default, shared=self.is_shared
-            )
-            if durable.is_read:
+        if any(left):
+            await self._tell(pulls)
+        settings = self._wanted, self._default, self.is_shared
+        for line, durable in list(self._durables.items()):
+            if readers.get(line) != self._id or durable.place in pulls.reading:
+                continue
+            if await durable.open(pulls.connection, *settings):
                 pulls.reading[durable.place] = durable
-                await self._tell()
-            topic, is_whole = durable.topic, Shard.named(durable.subject).of == 1
-            if messages is not None and (is_whole or topic in old):
-                old[topic] = old.get(topic, 0) + messages
-        if len(pulls.reading) > before:
-            self._on_taken(sum(old.values()))
+                taken.append(durable)
+                await self._tell(pulls)
+        if taken:
+            # Shards are old only with their topic: a relay can have begun with them.
+            old = [each for each in taken if each.old is not None]
+            new = {it.topic for it in old if Shard.named(it.subject).of == 1}
+            self._on_taken(sum(each.old or 0 for each in old if each.topic in new))

@@ -1,11 +1,10 @@
 """A source that reads NATS JetStream through durable pull consumers.
 
 One replica at a time reads a topic, or a shard of it, see `replicas`, so that keys stay
-in order. If
-the source is shared, JetStream delivers messages to any replica that asks, and those
-that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep messages with
-the replica that holds them, and a message that waits for its retry holds back its key
-here.
+in order. If the source is shared, JetStream delivers messages to any replica that asks,
+and those that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep
+messages with the replica that holds them, and a message that waits for its retry holds
+back its key here.
 """
 
 import asyncio
@@ -23,6 +22,7 @@ from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, settle
 from inbox.sources.nats.replicas import READS, Replicas
 from outbox.brokers.nats.connection import NatsConnection, NatsLink, nats_errors
+from outbox.brokers.nats.message import OF_CONSUMER
 from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
@@ -70,7 +70,7 @@ class NatsSource:
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         options = self._settings.options
-        self._wanted: dict[str, Any] = {
+        self._wanted: dict[str, Any] = {"description": f"{OF_CONSUMER}{consumer}"} | {
             name: value
             for name in ("max_deliver", "max_ack_pending")
             if (value := getattr(options, name)) is not None
@@ -216,7 +216,7 @@ class NatsSource:
             if connection.lost is None:
                 if self._replicas.is_shared:
                     await settle(connection, entries.items())
-                await self._replicas.leave()
+                await self._replicas.leave(self._opened)
                 await connection.flush()
 
     async def _prepare(self, connection: NatsConnection) -> None:

@@ -1,20 +1,37 @@
-"""Whether a topic may be published in the relay's number of shards, its layout.
+"""Whether messages may be published in the relay's number of shards, its layout.
 
 Each layout of a topic is in order, but nothing keeps the order between two of them. So
-the first message waits until what other layouts held by then is settled everywhere.
+the first message of a lane waits until what other layouts held by then is settled
+everywhere. Before that, a relay with another layout can have published the lane.
 """
 
-from collections.abc import AsyncIterator, Mapping, Set
+import math
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Set
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from outbox.bounded_dict import BoundedDict
 from outbox.brokers.nats.connection import NatsConnection
-from outbox.brokers.nats.message import subject_problem
+from outbox.brokers.nats.message import OF_CONSUMER, subject_problem
 from outbox.brokers.shards import Shard
 from outbox.errors import shorten
+from outbox.lane import lane_of
+from outbox.message import Message
 from relay.publisher import Nacked
 
 _PAUSE: Final = timedelta(seconds=1)
+_SILENCE: Final = 10.0
+"""Seconds after which another relay can have published the lane."""
+
+Line: TypeAlias = tuple[str, int]
+"""A topic and a lane."""
+
+
+def line_of(message: Message) -> Line:
+    """Return the line of a message: one relay at a time publishes it."""
+    return message.topic, lane_of(message.key, message.id, message.priority)
 
 
 class Layouts:
@@ -29,67 +46,93 @@ class Layouts:
         self._ask = connection.ask
         self._stream = stream
         self._of = of
-        self._ready: set[str] = set()
-        self._ends: dict[str, int] = {}
+        self._used_at: BoundedDict[Line, float] = BoundedDict()
+        self._streams: BoundedDict[str, tuple[str, bool]] = BoundedDict()
+        self._waiting: BoundedDict[str, tuple[int, Set[Line]]] = BoundedDict()
 
-    async def refused(self, topics: Set[str]) -> dict[str, Nacked]:
-        """Return which of these topics can't be published now, and why.
+    async def refused(self, lines: Set[Line]) -> dict[Line, Nacked]:
+        """Return which of these lines can't be published now, and why.
 
         Raises:
             ApiError: JetStream returned an error.
             BrokerUnavailableError: there was no answer, perhaps for want of a right.
         """
-        problems = {each: await self._problem(each) for each in topics - self._ready}
-        return {topic: problem for topic, problem in problems.items() if problem}
+        now = time.monotonic()
+        refused: dict[Line, Nacked] = {}
+        latest = now - _SILENCE
+        new = {it for it in lines if self._used_at.get(it, -math.inf) <= latest}
+        for topic in {topic for topic, _ in new}:
+            of_topic = {line for line in new if line[0] == topic}
+            if (problem := await self._problem(topic, of_topic)) is not None:
+                refused |= dict.fromkeys(of_topic, problem)
+        for line in lines - refused.keys():
+            if line[0] in self._streams:
+                self._used_at[line] = now
+        return refused
 
-    async def _problem(self, topic: str) -> Nacked | None:
+    async def _problem(self, topic: str, lines: Set[Line]) -> Nacked | None:
+        if topic not in self._streams:
+            if (problem := await self._find_stream(topic)) is not None:
+                return problem
+            if topic not in self._streams:
+                return None  # The answer to the message says that there is none.
+        stream, is_queue = self._streams[topic]
+        filled, end = [], 0
+        for subject in (f"{topic}.*", topic)[: min(self._of, 2)]:
+            body = {"subjects_filter": subject}
+            info = await self._ask(f"STREAM.INFO.{stream}", body)
+            found, end = info["state"].get("subjects") or (), info["state"]["last_seq"]
+            filled += [each for each in found if self._is_other(each, topic)]
+        waits_for = filled  # A work queue has only what isn't settled.
+        if filled and not is_queue:
+            since, waiting = self._waiting.get(topic, (0, frozenset()))
+            if not lines <= waiting:
+                since, waiting = end, waiting | lines
+                self._waiting[topic] = since, waiting
+            consumers = [each async for each in self._consumers(stream)]
+            waits_for = [
+                *(it["name"] for it in consumers if self._holds_up(it, topic, since)),
+                *_unread(consumers, topic, filled),
+            ]
+        if not waits_for:
+            self._waiting.pop(topic, None)
+            return None
+        return Nacked(
+            f"topic {shorten(topic)} was published in another number of shards: shards="
+            f"{self._of} waits until that is settled; on stream {stream!r}, "
+            f"{', '.join(waits_for)} still has some",
+            retry_after=_PAUSE,
+        )
+
+    async def _find_stream(self, topic: str) -> Nacked | None:
         if problem := subject_problem(topic):
             return Nacked(problem, permanent=True)
         if Shard.named(topic).of > 1:
             return Nacked(
-                f"topic {shorten(topic)} is named like a shard, as which consumers "
-                "would read it: rename it",
+                f"topic {shorten(topic)}: is reserved for a shard of a topic",
                 permanent=True,
             )
-        streams = await self._streams(topic)
+        streams = await self._capturing(topic)
         if not streams or self._stream not in {None, *streams}:
-            return None  # The answer to the message says so.
+            return None
         stream = self._stream or streams[0]
-        info = await self._ask(f"STREAM.INFO.{stream}")
-        retention = info["config"]["retention"]
-        if self._of > 1 and stream not in await self._streams(f"{topic}.*"):
+        if self._of > 1 and stream not in await self._capturing(f"{topic}.*"):
             return Nacked(
                 f"stream {stream!r} doesn't capture the shards of topic "
                 f"{shorten(topic)}: add {shorten(f'{topic}.*')} to its subjects"
             )
+        info = await self._ask(f"STREAM.INFO.{stream}")
+        retention = info["config"]["retention"]
         if self._of > 1 and retention == "interest":
             return Nacked(
                 f"stream {stream!r} has interest retention, so it would drop what is "
                 "published in a shard before its consumers know the shard: give it the "
                 "retention limits, or omit shards="
             )
-        end = self._ends.setdefault(topic, info["state"]["last_seq"])
-        if retention == "workqueue":  # It keeps only what isn't settled.
-            info = await self._ask(f"STREAM.INFO.{stream}", {"subjects_filter": ">"})
-            subjects = info["state"].get("subjects") or ()
-            waits_for = [each for each in subjects if self._is_other(each, topic)]
-        else:
-            waits_for = [
-                each["name"]
-                async for each in self._consumers(stream)
-                if self._holds_up(each, topic, end)
-            ]
-        if not waits_for:
-            self._ready.add(topic)
-            return None
-        return Nacked(
-            f"topic {shorten(topic)} was published in another number of shards: the "
-            f"first message in {self._of} waits until all earlier ones are settled; on "
-            f"stream {stream!r}, {', '.join(waits_for)} still has some",
-            retry_after=_PAUSE,
-        )
+        self._streams[topic] = stream, retention == "workqueue"
+        return None
 
-    async def _streams(self, subject: str) -> list[str]:
+    async def _capturing(self, subject: str) -> list[str]:
         answer = await self._ask("STREAM.NAMES", {"subject": subject})
         return answer.get("streams") or []
 
@@ -106,15 +149,32 @@ class Layouts:
         shard = Shard.named(subject)
         return shard.topic == topic and shard.of != self._of
 
-    def _holds_up(self, info: Mapping[str, Any], topic: str, end: int) -> bool:
+    def _holds_up(self, info: Mapping[str, Any], topic: str, since: int) -> bool:
         """Return whether a durable hasn't settled what another layout held."""
         config = info["config"]
-        filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
         # As long as nothing is acked, NATS shows no floor.
         began = config.get("opt_start_seq", 1) - 1
         return (
             "durable_name" in config
-            and any(self._is_other(each, topic) for each in filters)
+            and any(self._is_other(each, topic) for each in _filters(config))
             and (info["num_pending"] > 0 or info["num_ack_pending"] > 0)
-            and max(began, info["ack_floor"]["stream_seq"]) < end
+            and max(began, info["ack_floor"]["stream_seq"]) < since
         )
+
+
+def _unread(
+    consumers: Iterable[Mapping[str, Any]], topic: str, subjects: Iterable[str]
+) -> Iterator[str]:
+    """Name the consumers that read a topic, and haven't begun with some subjects."""
+    read: dict[str, set[str]] = defaultdict(set)
+    for info in consumers:
+        for each in _filters(info["config"]):
+            if Shard.named(each).topic == topic:
+                read[info["config"].get("description", "")].add(each)
+    for consumer, known in read.items():
+        if consumer.startswith(OF_CONSUMER):
+            yield from (f"{consumer} ({it})" for it in {*subjects} - known)
+
+
+def _filters(config: Mapping[str, Any]) -> Collection[str]:
+    return config.get("filter_subjects") or [config.get("filter_subject", "")]

@@ -36,7 +36,7 @@ from outbox.errors import BrokerUnavailableError, shorten
 from outbox.message import Message
 from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.nats.layouts import Layouts
+from relay.publishers.nats.layouts import Layouts, line_of
 
 _PONG: Final = 5
 _RECENTLY: Final = 30.0
@@ -212,9 +212,9 @@ class NatsPublisher:
         connection = await self._connected()
         assert self._layouts is not None
         with nats_errors(self._settings):
-            refused = await self._layouts.refused({it.topic for it in batch})
+            refused = await self._layouts.refused({line_of(it) for it in batch})
         headers = [
-            refused.get(message.topic) or self._headers(message, connection)
+            refused.get(line_of(message)) or self._headers(message, connection)
             for message in batch
         ]
         answers: Answers[Answer] = Answers(

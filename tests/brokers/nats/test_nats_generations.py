@@ -77,7 +77,7 @@ async def test_a_reader_that_was_frozen_in_its_pull_reads_nothing_more(
         await publish(shared_nats.url, *numbered(topic, 4, start=6))
         assert await handle(other, 4) == [6, 7, 8, 9]
         # NATS had sent these to the open pull.
-        assert await until_standing_by(frozen) == [2, 3, 4, 5]
+        assert {*await until_standing_by(frozen)} <= {2, 3, 4, 5}
 
 
 async def test_a_frozen_reader_is_replaced_after_ack_wait_and_not_before(

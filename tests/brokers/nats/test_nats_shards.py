@@ -19,6 +19,7 @@ from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
+from relay.publishers.nats.layouts import line_of
 from tests.brokers.nats.test_nats_source import durables, shared_source, source
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
@@ -237,6 +238,44 @@ async def settle(consumer: Source, count: int) -> Sequence[Any]:
     for delivery in deliveries:
         await delivery.ack()
     return deliveries
+
+
+async def test_a_lane_that_another_layout_may_have_had_meanwhile_waits_too(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, url = f"{nats_topics}.x", shared_nats.url
+    ours, theirs = (Message(topic, b"1", key=f"key-{i}") for i in range(2))
+    assert line_of(ours) != line_of(theirs)
+    async with (
+        source(url, topic) as consumer,
+        NatsPublisher(with_options(url, shards=8)) as publisher,
+    ):
+        assert await publisher.publish([ours]) == [Acked()]
+        # A relay with the last layout still has the other lane.
+        await put_raw(url, topic, b"1")
+        goes_on, waits = await publisher.publish([ours, theirs])
+        assert goes_on == Acked()
+        assert isinstance(waits, Nacked)
+        await settle(consumer, 2)
+        while await publisher.publish([theirs]) != [Acked()]:
+            pass
+
+
+async def test_another_layout_waits_for_consumers_that_have_not_found_the_last_one(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, url = f"{nats_topics}.x", shared_nats.url
+    async with source(url, topic):
+        pass
+    await publish(with_options(url, shards=8), Message(topic, b"1"))
+    async with NatsPublisher(url) as publisher:
+        (waits,) = await publisher.publish([Message(topic, b"2")])
+        assert isinstance(waits, Nacked)
+        assert "pillarbox consumer billing" in waits.reason
+        async with source(url, topic) as consumer:
+            assert payloads(await settle(consumer, 1)) == [1]
+            while await publisher.publish([Message(topic, b"2")]) != [Acked()]:
+                pass
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def test_all_shards_are_used_evenly_with_and_without_keys(of: int) -> None:
     each = 200
     with_key = Counter(Shard.holding(message(f"k{i}"), of) for i in range(each * of))
     without = Counter(Shard.holding(message(None), of) for _ in range(each * of))
-    expected = {Shard("orders", number + 1, of) for number in range(of)}
+    expected = {*Shard("orders", of=of).all}
+    assert len(expected) == of
     assert set(with_key) == set(without) == expected
     for counts in (with_key, without):
         assert min(counts.values()) > each / 2
