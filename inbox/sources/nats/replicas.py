@@ -46,7 +46,7 @@ class Replica:
 
     Attributes:
         layouts: those of which it reads durables, if they are its share.
-        reads: the durables that it reads.
+        reads: the durables that it reads or is about to read.
         aside: the layouts that it leaves to others, if there are any.
         lease: for how long it can be silent without losing what it reads, in seconds.
     """
@@ -141,6 +141,7 @@ class Replicas:
         self._on_taken, self._on_left = on_taken, on_left
         self._durables: dict[str, Durable] = {}
         self._others: dict[str, Replica] = {}
+        self._claimed: set[str] = set()
         self._aside: dict[str, float] = {}
         self._pulls: Pulls | None = None
         self._turn = asyncio.Lock()
@@ -224,16 +225,19 @@ class Replicas:
     def _read_by_others(self) -> set[str]:
         return {line for other in self._others.values() for line in other.reads}
 
+    def _is_ready(self, pulls: Pulls) -> bool:
+        # Until then, the others are telling what they read.
+        has_waited = time.monotonic() >= self._began_at + _PAUSE
+        return has_waited or pulls.is_alone or self.is_shared
+
     def _itself(self, pulls: Pulls) -> Replica:
-        reading, others = pulls.reading.values(), self._read_by_others
-        now, durables = time.monotonic(), self._durables.values()
-        # It waits until the others have told what they read.
-        is_ready = pulls.is_alone or now >= self._began_at + _PAUSE
-        layouts = {each.layout for each in durables if is_ready and not self.is_shared}
-        held = {it.line for it in durables if it.generation} - others
+        reading, now = pulls.reading.values(), time.monotonic()
+        divides = not self.is_shared and self._is_ready(pulls)
+        layouts = {each.layout for each in self._durables.values() if divides}
+        claimed = self._claimed - self._read_by_others
         return Replica(
             layouts=sorted(layouts),
-            reads=sorted(held | {each.line for each in reading}),
+            reads=sorted(claimed | {each.line for each in reading}),
             aside=[layout for layout, until in self._aside.items() if now < until],
             lease=max((each.ack_wait for each in reading), default=0.0),
         )
@@ -329,25 +333,31 @@ class Replicas:
 
     async def _share(self, pulls: Pulls) -> None:
         """Leave what others should read, and take what this replica should read."""
-        readers = self._readers(pulls)
-        left, taken = [], []
-        for durable in self._durables.values():
-            if durable.generation and readers.get(durable.line, self._id) != self._id:
-                left.append(pulls.reading.pop(durable.place, None))
-                durable.generation = ""
-                self._on_left(durable)
-        if any(left):
-            await self._tell(pulls)
-        settings = self._wanted, self._default, self.is_shared
-        for line, durable in list(self._durables.items()):
-            if readers.get(line) != self._id or durable.place in pulls.reading:
-                continue
-            if await durable.open(pulls.connection, *settings):
-                pulls.reading[durable.place] = durable
-                taken.append(durable)
+        taken: list[Durable] = []
+        while True:
+            readers = self._readers(pulls)
+            for line, durable in self._durables.items():
+                if durable.generation and readers.get(line, self._id) != self._id:
+                    pulls.reading.pop(durable.place, None)
+                    durable.generation = ""
+                    self._on_left(durable)
+            own = {line for line, id in readers.items() if id == self._id}
+            if own != self._claimed:
+                self._claimed = own
                 await self._tell(pulls)
+            places = {line: self._durables[line].place for line in own}
+            new = [line for line in own if places[line] not in pulls.reading]
+            if not new or not self._is_ready(pulls):
+                break
+            durable = self._durables[min(new)]
+            if not await durable.open(
+                pulls.connection, self._wanted, self._default, self.is_shared
+            ):
+                break
+            pulls.reading[durable.place] = durable
+            taken.append(durable)
         if taken:
             # Shards are old only with their topic: a relay can have begun with them.
             old = [each for each in taken if each.old is not None]
-            new = {it.topic for it in old if Shard.named(it.subject).of == 1}
-            self._on_taken(sum(each.old or 0 for each in old if each.topic in new))
+            topics = {it.topic for it in old if Shard.named(it.subject).of == 1}
+            self._on_taken(sum(it.old or 0 for it in old if it.topic in topics))
