@@ -54,6 +54,8 @@ class Durable:
         old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
         number: of the last delivery.
+        ends_at: when the pull ends, or the first of several that gave no answer.
+        again_at: when the next one follows in any case.
     """
 
     stream: str
@@ -67,6 +69,7 @@ class Durable:
     number: int = 0
     outstanding: int = 0
     ends_at: float = 0.0
+    again_at: float = 0.0
 
     @property
     def line(self) -> str:

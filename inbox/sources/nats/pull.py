@@ -29,12 +29,17 @@ from outbox.message import Message
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
+_LATE: Final = 0.2
 # The pull ended with no messages, or fewer than requested.
 _ENDED: Final = frozenset({"404", "408"})
+_NO_RESPONDERS: Final = "503"
 
 
 class Pulls:
     """The open pulls on durables, over one connection.
+
+    Args:
+        on_gone: called after a durable that was read is gone.
 
     Attributes:
         reading: the durables that this replica reads, by their places.
@@ -42,13 +47,15 @@ class Pulls:
         is_alone: whether that answer has come.
     """
 
-    def __init__(self, connection: NatsConnection, api: str) -> None:
+    def __init__(
+        self, connection: NatsConnection, api: str, on_gone: Callable[[], None]
+    ) -> None:
         self.connection = connection
         self.reading: dict[str, Durable] = {}
         self.is_alone = False
         self._inbox = f"{connection.client.new_inbox()}."
         self.alone = f"{self._inbox}alone"
-        self._api = api
+        self._api, self._on_gone = api, on_gone
 
     @property
     def is_open(self) -> bool:
@@ -77,10 +84,14 @@ class Pulls:
         """Open a pull on each durable that is read here and has none."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
         for place, durable in list(self.reading.items()):
-            if durable.outstanding > 0:
+            now = time.monotonic()
+            if durable.outstanding <= 0:
+                durable.ends_at = now + wait
+            elif now < durable.again_at:
                 continue
+            # NATS 2.9 doesn't end a pull if a message arrives at that moment.
+            durable.again_at = now + wait + _LATE
             durable.outstanding = limit
-            durable.ends_at = time.monotonic() + wait
             await self.connection.client.publish(
                 f"{self._api}.CONSUMER.MSG.NEXT.{place}",
                 json.dumps(request).encode(),
@@ -106,6 +117,7 @@ class Pulls:
                 return None
             durable.number += 1
         durable.outstanding -= 1
+        durable.ends_at = durable.again_at
         headers = got.headers or {}
         problem = None
         try:
@@ -140,8 +152,11 @@ class Pulls:
             return
         durable.outstanding = 0
         headers = got.headers or {}
-        if headers.get("Status") not in _ENDED:
-            reason = headers.get("Description") or f"{place} is gone"
+        status, reason = headers.get("Status"), headers.get("Description", "")
+        if status == _NO_RESPONDERS or "Deleted" in reason:
+            del self.reading[place]
+            self._on_gone()
+        elif status not in _ENDED:
             await self.connection.drop(f"it ended the pull: {reason}")
 
 

@@ -216,10 +216,14 @@ class Replicas:
         self._pulls = None
         await self._tell(pulls, Replica(layouts=(), reads=()))
 
+    def wake(self) -> None:
+        """Let `run` look at once."""
+        self._news.set()
+
     def step_aside(self, line: str, seconds: float) -> None:
         """Leave a durable and others of its layout to others, if there are any."""
         self._aside[self._durables[line].layout] = time.monotonic() + seconds
-        self._news.set()
+        self.wake()
 
     @property
     def _read_by_others(self) -> set[str]:

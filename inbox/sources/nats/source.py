@@ -224,7 +224,7 @@ class NatsSource:
         durables = await find_durables(
             connection, self._consumer, self._topics, self._settings.options.stream
         )
-        self._pulls = Pulls(connection, self._settings.api)
+        self._pulls = Pulls(connection, self._settings.api, self._replicas.wake)
         await self._pulls.listen(self._on_message)
         await self._replicas.begin(self._pulls, durables)
 
