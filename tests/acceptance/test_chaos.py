@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -140,4 +141,41 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
             f"{sum(counters.logged('DuplicateSkipped'))} redelivered",
             f"{sum(counters.logged('HandlerFailed'))} failed",
         )
+    counters.expect_each_once(writer.numbers())
+
+
+@pytest.mark.parametrize("kind", ["nats", "redis"])
+def test_consumers_do_so_too_while_the_number_of_shards_changes(
+    kind: str,
+    scale: Scale,
+    broker: Broker,
+    relays: Relays,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    migrated_server: PostgresServer,
+) -> None:
+    layouts = cycle((8, 3, 1))
+    counters.start(broker.url).terminate()
+    publishing = [relays.start(broker.url, *OPTIONS)]
+
+    def change_shards() -> None:
+        url = with_options(broker.url, shards=next(layouts))
+        publishing.append(relays.start(url, *OPTIONS, "--switch-broker"))
+        publishing.pop(0).terminate()
+
+    change_shards()
+    chaos = Chaos(
+        scale,
+        [partial(counters.start_without_waiting, broker.url, CLUMSY)],
+        migrated_server,
+        writer,
+        more={"shards": change_shards},
+    )
+    try:
+        chaos.run(counters.count)
+        counters.wait_for_count(writer.added)
+        wait_until_none("deliveries wait", broker.waiting)
+    finally:
+        chaos.report(tally(inspection, writer.added))
     counters.expect_each_once(writer.numbers())
