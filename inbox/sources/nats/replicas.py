@@ -311,9 +311,10 @@ class Replicas:
             )
             found = map(Shard.named, info["state"].get("subjects") or ())
             for of in {shard.of for shard in found if shard.topic == topic}:
-                names = [shard.name for shard in Shard(topic, of=of).all]
-                of_consumer = partial(durable_name, self._consumer)
-                self._add(Durable(stream, of_consumer(name), name) for name in names)
+                self._add(
+                    Durable(stream, durable_name(self._consumer, each.name), each.name)
+                    for each in Shard(topic, of=of).all
+                )
 
     def _add(self, durables: Iterable[Durable]) -> None:
         for durable in durables:
