@@ -141,7 +141,7 @@ class NatsSource:
         with nats_errors(self._settings):
             connection = await self._link.connected()
             backlog = self._keeper.backlog
-            room = backlog.room if self._generations is not None else 0
+            room = 0 if self._replicas.is_shared else backlog.room
             if room and backlog.ready:
                 await self._opened.ask(room, self._poll)
             entries = self._keeper.take(limit)
