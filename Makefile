@@ -31,10 +31,10 @@ IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http
 
 # What these goals need from apt, as parts of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test examples bare clock fault mutants readme bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test examples bare clock fault servers mutants readme bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test bare clock fault mutants readme bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test bare clock fault servers mutants readme bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer prometheus chromium faketime curl
 else
 # make demo ARGS='--broker nats'
@@ -49,7 +49,7 @@ endif
 ifneq ($(filter containers,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter matrix,$(MAKECMDGOALS)),)
+ifneq ($(filter matrix servers,$(MAKECMDGOALS)),)
 needs += debootstrap
 endif
 
@@ -62,7 +62,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples bare clock fault mutants readme bench wheel images containers matrix check format reference screenshots site lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault mutants readme bench wheel images containers matrix servers check format reference screenshots site lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,10 @@ containers: packages $(READY) ## Build the images and test what runs in containe
 
 matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
 	@docker/matrix $(ARGS)
+
+servers: packages $(READY) ## Run suites and faults on old and new servers, as root (ARGS=--help)
+	@test -x $(BIN)/uv || $(PIP) install uv
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 check: packages $(READY) ## Check format, lint, types, imports and packaging
 	$(BIN)/ruff format --check .

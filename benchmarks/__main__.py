@@ -35,6 +35,7 @@ QUESTIONS = (
     *BROKERS,
     "faststream",
     "aio_pika",
+    "nats_client",
     "fair_share",
     "blocked_keys",
     "hostile_rows",
@@ -49,6 +50,7 @@ QUESTIONS = (
     "handled",
     "processes",
     "way",
+    "whole_way",
     "web",
     "memory",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -50,15 +50,18 @@ def proxied(url: str) -> Iterator[tuple[str, Wire]]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()
-        loop.run_until_complete(_end(asyncio.all_tasks(loop)))
+        loop.run_until_complete(_end())
         loop.close()
 
 
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # sockets that were aborted are closed
+async def _end() -> None:
+    # A connection that was just accepted gets its task only now.
+    await asyncio.sleep(0)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # sockets that were aborted are closed
 
 
 class _Session:

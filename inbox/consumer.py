@@ -112,9 +112,9 @@ class Consumer(Process):
 
     Each message is handled in its own transaction, together with its receipt; a message
     that was already handled is acked and skipped. Handlers must not commit the session
-    that they are given. Messages with the same key are handled in the order in which
-    the source delivers them, messages with different keys concurrently. `retrier`
-    retries dead letters.
+    that they are given. Messages with the same key and priority are handled in the
+    order in which the source delivers them, others concurrently; priorities take turns
+    by weight. `retrier` retries dead letters.
 
     Args:
         source: where messages come from: a broker's URL, a `Source`, or a mapping with
@@ -531,12 +531,14 @@ class Consumer(Process):
             blocked_for=datetime.now(UTC) - blocked[0].since if blocked else None,
             failing_since=since,
             reason=reason,
+            standing_by=tuple(t for fetcher in fetchers for t in fetcher.standing_by),
             **self._executor.calls.measure(),
         )
 
     async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
         for name in _AS_TEXT:
             values[name] = None if values[name] is None else str(values[name])
+        values["standing_by"] = ", ".join(values["standing_by"]) or None
 
         def beat(session: Session) -> None:
             connection_of(session).execute(text(load("inbox", "beat")), values)

@@ -297,14 +297,29 @@ class StandingBy(Event):
     one takes over.
 
     Attributes:
-        topics: all topics for which it stands by now; empty once there are none left.
+        topics: all topics for which it stands by now.
+        remedy: how several replicas can work at a time.
     """
 
-    about = ("consumer", "queue")
+    about = ("consumer", "queue", "topics")
 
     consumer: str
     queue: str
     topics: tuple[str, ...]
+    remedy: str = (
+        "if one replica is too slow, let several work: with shards, if the broker's"
+        ' page has them, or without the order of keys, by Consumer(order="none")'
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyEnded(Event):
+    """No other replica receives topics for which this one has stood by."""
+
+    ends = (StandingBy,)
+
+    consumer: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, 
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
     TO {relay}, {reader};
-GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {relay}, {reader};
+GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {relay}, {reader};
 GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT ON outbox.subscription TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
@@ -62,7 +62,7 @@ GRANT SELECT
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
     TO {reader};
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, retry_after)
     ON outbox.dead_letter
     TO {reader};
@@ -81,19 +81,19 @@ GRANT SELECT,
       DELETE
     ON inbox.suspect
     TO {consumer};
-GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {consumer};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
               discard_reason, discarded_by)
     ON outbox.dead_letter
     TO {relay};
 GRANT SELECT,
-      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               headers, payload, error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
               discard_reason, discarded_by)
@@ -138,7 +138,7 @@ GRANT SELECT (id, created_at, seq, xid, lane, available_at, schema_version, topi
     ON outbox.message
     TO {monitor};
 GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
-              message_id, topic, key, tenant, attempts, schema_version, content_type,
+              message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
               error_reason, discard_reason, discarded_by)
     ON outbox.dead_letter, inbox.dead_letter
     TO {monitor};

@@ -65,6 +65,7 @@ class ProcessMeasured(Event):
         running_id: the message of the handler that has been running for longest, if for
             longer than a few seconds; one that is overdue comes first.
         running_due: when it is or was overdue; None: never.
+        standing_by: the topics that another replica of the consumer receives.
     """
 
     level = logging.DEBUG
@@ -81,6 +82,7 @@ class ProcessMeasured(Event):
     running_handler: str | None = None
     running_since: datetime | None = None
     running_due: datetime | None = None
+    standing_by: tuple[str, ...] = ()
 
     @property
     def is_overdue(self) -> bool:

@@ -4,7 +4,7 @@ A lane is `index of the priority * 16 + bucket`. `outbox.lane_of` is the same ru
 SQL. Python and PostgreSQL both have `sha256` built in, so all writers agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final
@@ -22,6 +22,8 @@ class Priority(StrEnum):
 
 
 PRIORITIES: Final[Sequence[Priority]] = tuple(Priority)
+WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
+"""How often each gets its turn in a round while all of them have messages."""
 _FIRST_LANE: Final = {p: i * BUCKETS for i, p in enumerate(PRIORITIES)}
 LANES: Final = BUCKETS * len(PRIORITIES)
 
@@ -46,3 +48,18 @@ def lanes_of(priority: Priority) -> range:
 def priority_of(lane: int) -> Priority:
     """Return the priority class of a lane."""
     return PRIORITIES[lane // BUCKETS]
+
+
+class Turns:
+    """Decides which priority is served next: smooth weighted round robin."""
+
+    def __init__(self) -> None:
+        self._credit = dict.fromkeys(PRIORITIES, 0)
+
+    def next(self, waiting: Collection[Priority]) -> Priority:
+        """Return one of those with messages, in which the most urgent comes first."""
+        for priority in waiting:
+            self._credit[priority] += WEIGHTS[priority]
+        best = max(waiting, key=self._credit.__getitem__)
+        self._credit[best] -= sum(map(WEIGHTS.__getitem__, waiting))
+        return best

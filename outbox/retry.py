@@ -8,6 +8,7 @@ delay has to be stored.
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from outbox.duration import check_duration, exact_duration
 from outbox.errors import ConfigError, check_type
@@ -60,6 +61,13 @@ class RetryPolicy:
     def spent(self, attempts: int) -> bool:
         """Return whether no attempt is left after `attempts`."""
         return attempts >= self.max_attempts
+
+
+RECONNECT: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=1)
+)
+"""The waits for a server that is away. They stay short: what waits longer than a second
+for its next try stands still when the server is back, the longer the outage was."""
 
 
 def jittered(seconds: float) -> float:

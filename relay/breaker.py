@@ -1,7 +1,6 @@
 """The circuit breaker: while the broker is unavailable, wait instead of trying."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -9,16 +8,15 @@ from typing import Final
 from outbox.errors import BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.log.lanes.board import LaneBoard
+from outbox.retry import RECONNECT
 from relay.events import BrokerLost, BrokerRecovered
 from relay.publisher import Checkable, Publisher
 
-_FIRST: Final = 0.2
-_CAP: Final = 15.0
 _CHECK_TIMEOUT: Final = 10.0
 
 
 class Breaker:
-    """Opens when the broker is unavailable, for a delay with decorrelated jitter.
+    """Opens when the broker is unavailable, for a delay of at most a second.
 
     After the delay, one batch is tried while the others wait for its outcome. An
     unavailable broker doesn't cost messages an attempt. For one event loop.
@@ -26,6 +24,7 @@ class Breaker:
 
     def __init__(self, notify: Callable[[Event], None]) -> None:
         self._notify = notify
+        self._failures = 0
         self._delay = 0.0
         self._closed = True
         self._waited = True
@@ -53,14 +52,14 @@ class Breaker:
         """Record that the broker accepted a batch, or answered a check."""
         if not self._closed:
             self._closed = self._waited = True
-            self._delay = 0.0
+            self._failures = 0
             self._notify(BrokerRecovered())
 
     def open(self, reason: str) -> None:
         """Record that the broker is unavailable."""
         self._closed = self._waited = False
-        ceiling = max(_FIRST, self._delay) * 3
-        self._delay = min(_CAP, random.uniform(_FIRST, ceiling))  # noqa: S311
+        self._failures += 1
+        self._delay = RECONNECT.delay(self._failures).total_seconds()
         self._notify(BrokerLost(reason=reason, seconds=self._delay))
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from outbox.testing import cluster
+from tests.servers.process import use_chosen_postgres
 
 # An example's duration depends on the machine, not on the code.
 settings.register_profile(
@@ -35,6 +36,8 @@ if "PILLARBOX_DATABASE_URL" not in os.environ:
         "host all,replication postgres,pillarbox_owner,pillarbox_detacher"
         " 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
     )
+
+use_chosen_postgres()
 
 _left_out: Final = pytest.StashKey[int]()
 
@@ -63,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test faults and real input in their full numbers, which takes minutes",
     )
+    for name in ("messages", "keys", "faults", "seed"):
+        help = f"{name} of the tests in which faults happen at random"
+        parser.addoption(f"--{name}", type=int, help=help)
 
 
 def pytest_collection_finish() -> None:

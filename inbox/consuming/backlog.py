@@ -1,8 +1,11 @@
 """The messages that a source keeps in memory.
 
-A `Backlog` holds, in order, messages that were fetched and aren't delivered yet. A key
-waits while one of its messages waits: later messages stay behind it, and all other keys
-proceed.
+A `Backlog` holds messages that were fetched and aren't delivered yet: priorities take
+turns by weight, and within a priority messages are in order. A key waits while one of
+its messages waits: later messages stay behind it, and all other keys proceed.
+
+A broker delivers in order of arrival. So a source that shares its messages with no
+other replica reads ahead, and finds urgent messages behind many others.
 """
 
 import asyncio
@@ -10,18 +13,30 @@ import heapq
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
-from typing import Generic, Protocol, TypeVar
+from itertools import chain, count
+from typing import Final, Generic, Protocol, TypeVar
+
+from outbox.lane import Priority, Turns
+from outbox.message import Message
+
+READ_AHEAD: Final = 10_000
+"""How many messages a source holds before it stops reading ahead."""
+_AHEAD_BYTES: Final = 32 * 1024 * 1024
+_AT_ONCE: Final = 250
 
 
 class Item(Protocol):
     """An item that can wait.
 
     Attributes:
+        message: what it delivers.
         place: its position in the order; items with the same place keep the order in
             which they were added.
         key: None for an item that doesn't need to be kept in order.
     """
+
+    @property
+    def message(self) -> Message: ...  # noqa: D102
 
     @property
     def place(self) -> int: ...  # noqa: D102
@@ -34,11 +49,17 @@ T = TypeVar("T", bound=Item)
 
 
 class Backlog(Generic[T]):
-    """Items ordered by place, whatever order they are added in. For one event loop."""
+    """Items of each priority by place, in whatever order they are added.
+
+    For one event loop.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ready: list[tuple[int, int, T]] = []
+        self._ready: dict[Priority, list[tuple[int, int, T]]] = {}
+        self._turns = Turns()
+        self._count = self._bytes = 0
+        self._seen = self._seen_bytes = 0
         self._deferred: dict[str | int, list[tuple[int, int, T]]] = {}
         self._due: dict[str | int, float] = {}
         self._timers: list[tuple[float, int, str | int]] = []
@@ -46,13 +67,23 @@ class Backlog(Generic[T]):
 
     def __len__(self) -> int:
         """Count all items, including those that are waiting."""
-        return len(self._ready) + sum(map(len, self._deferred.values()))
+        return self._count
+
+    @property
+    def room(self) -> int:
+        """How many more to read ahead at once: none until messages' size is known."""
+        if not self._seen:
+            return 0
+        usual = max(1, self._seen_bytes // self._seen)
+        left = (_AHEAD_BYTES - self._bytes) // usual
+        return max(0, min(_AT_ONCE, READ_AHEAD - self._count, left))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""
-        name = _name(item)
-        where = self._deferred.get(name, self._ready)
-        self._push(where, item)
+        waiting = self._deferred.get(_name(item))
+        if waiting is None:
+            waiting = self._ready.setdefault(item.message.priority, [])
+        self._push(waiting, item)
 
     def defer(self, item: T, delay: float) -> None:
         """Make an item and its key wait for at least `delay` seconds."""
@@ -63,15 +94,22 @@ class Backlog(Generic[T]):
         self._push(self._deferred.setdefault(name, []), item)
 
     def take(self, limit: int) -> list[T]:
-        """Remove and return up to `limit` items, in order, skipping those that wait."""
+        """Remove and return up to `limit` items, skipping those that wait."""
         self._wake()
         taken: list[T] = []
         while self._ready and len(taken) < limit:
-            entry = heapq.heappop(self._ready)
+            (priority, *others) = self._ready
+            if others:
+                priority = self._turns.next(self._ready)
+            entry = heapq.heappop(self._ready[priority])
+            if not self._ready[priority]:
+                del self._ready[priority]
             item = entry[-1]
             waiting = self._deferred.get(_name(item))
             if waiting is None:
                 taken.append(item)
+                self._count -= 1
+                self._bytes -= len(item.message.payload)
             else:
                 heapq.heappush(waiting, entry)
         return taken
@@ -99,7 +137,8 @@ class Backlog(Generic[T]):
         """Return waiting items, with the seconds left; some wait behind their key."""
         self._wake()
         now = self._clock()
-        behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]
+        ready = chain.from_iterable(self._ready.values())
+        behind = [entry for entry in ready if _name(entry[-1]) in self._due]
         return [
             (item, self._due[_name(item)] - now)
             for entries in (behind, *self._deferred.values())
@@ -108,7 +147,9 @@ class Backlog(Generic[T]):
 
     def forget(self, key: str) -> None:
         """Remove the items of a key that waits; another one is ready at once."""
-        self._deferred.pop(key, None)
+        for *_, item in self._deferred.pop(key, ()):
+            self._count -= 1
+            self._bytes -= len(item.message.payload)
         self._due.pop(key, None)
 
     def clear(self) -> None:
@@ -117,6 +158,7 @@ class Backlog(Generic[T]):
         self._deferred.clear()
         self._due.clear()
         self._timers.clear()
+        self._count = self._bytes = 0
 
     def _wake(self) -> None:
         now = self._clock()
@@ -126,9 +168,15 @@ class Backlog(Generic[T]):
                 continue  # it was deferred again, for longer
             del self._due[name]
             for entry in self._deferred.pop(name):
-                heapq.heappush(self._ready, entry)
+                priority = entry[-1].message.priority
+                heapq.heappush(self._ready.setdefault(priority, []), entry)
 
     def _push(self, heap: list[tuple[int, int, T]], item: T) -> None:
+        size = len(item.message.payload)
+        self._count += 1
+        self._bytes += size
+        self._seen += 1
+        self._seen_bytes += size
         heapq.heappush(heap, (item.place, next(self._number), item))
 
 

@@ -1,29 +1,39 @@
 """Fair scheduling: decides which waiting message gets the next free slot.
 
-There are three levels: queues get slots by their weights, the tenants of a queue take
-turns, and within a tenant messages are served in order of arrival. No slot stays free
-while a message may use it. So a flood of messages delays only its own tenant and its
-own queue.
+There are four levels: queues get slots by their weights, the priorities of a queue by
+theirs, the tenants of a priority take turns, and within a tenant messages are served in
+order of arrival. No slot stays free while a message may use it. So a flood of messages
+delays only its own tenant, priority and queue.
 """
 
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
+
+from outbox.lane import Priority, Turns
 
 Tenant: TypeAlias = str | None
 _Line: TypeAlias = deque[asyncio.Future[None]]
+_Lines: TypeAlias = dict[Priority, OrderedDict[Tenant, _Line]]
 
 
 class Waiting:
-    """The messages that wait in one queue, grouped by tenant."""
+    """The messages that wait in one queue, by priority and tenant.
+
+    Attributes:
+        rings: those that may get a slot; of a priority's tenants, the most recently
+            served one is at the end.
+        capped: those of tenants at their limit.
+    """
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.credit = weight
-        # The most recently served tenant is at the end.
-        self.ring: OrderedDict[Tenant, _Line] = OrderedDict()
-        self.capped: dict[Tenant, _Line] = {}
+        self.turns = Turns()
+        self.rings: _Lines = {}
+        self.capped: _Lines = {}
 
 
 class FairScheduler:
@@ -60,23 +70,31 @@ class FairScheduler:
 
     def capped(self, queue: str) -> int:
         """Count the messages that wait because their tenant is at its limit."""
-        return sum(map(len, self._queues[queue].capped.values()))
+        return self._count_capped(queue).total()
 
     def tenants_over_share(self, queue: str) -> set[str]:
         """Return the tenants with more such messages than slots that they can hold."""
         least = self._max_per_tenant or 0
-        capped = self._queues[queue].capped
-        return {t for t, line in capped.items() if t is not None and len(line) > least}
+        capped = self._count_capped(queue)
+        return {t for t, count in capped.items() if t is not None and count > least}
 
-    async def acquire(self, name: str, tenant: Tenant) -> None:
+    def _count_capped(self, queue: str) -> Counter[Tenant]:
+        counts: Counter[Tenant] = Counter()
+        for lines in self._queues[queue].capped.values():
+            counts.update({tenant: len(line) for tenant, line in lines.items()})
+        return counts
+
+    async def acquire(self, name: str, priority: Priority, tenant: Tenant) -> None:
         """Wait for a slot in a queue, and hold it until `release`."""
         queue = self._queues[name]
         if self._free and not (self._is_full(tenant) or self._is_wanted()):
             self._take(queue, tenant)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lines = queue.capped if self._is_full(tenant) else queue.ring
-        lines.setdefault(tenant, deque()).append(granted)
+        lines = queue.capped if self._is_full(tenant) else queue.rings
+        ring = lines.setdefault(priority, OrderedDict())
+        line = ring.setdefault(tenant, deque())
+        line.append(granted)
         if lines is queue.capped:
             self._on_capped()
         self._grant()
@@ -86,20 +104,11 @@ class FairScheduler:
             await granted
         except asyncio.CancelledError:
             if granted.cancelled():
-                self._leave(queue, tenant, granted)
+                with suppress(ValueError):
+                    line.remove(granted)
             else:
                 self.release(tenant)
             raise
-
-    def _leave(
-        self, queue: Waiting, tenant: Tenant, granted: asyncio.Future[None]
-    ) -> None:
-        for lines in (queue.ring, queue.capped):
-            line = lines.get(tenant, deque())
-            if granted in line:
-                line.remove(granted)
-                if not line:
-                    del lines[tenant]
 
     def release(self, tenant: Tenant) -> None:
         """Release a slot that was acquired for this tenant."""
@@ -110,8 +119,7 @@ class FairScheduler:
             del self._taken[tenant]
         if was_full:
             for queue in self._order:
-                if tenant in queue.capped:
-                    queue.ring[tenant] = queue.capped.pop(tenant)
+                _move(tenant, queue.capped, queue.rings)
         self._grant()
         if was_full:
             self._on_capped()
@@ -121,20 +129,26 @@ class FairScheduler:
             queue = self._next_queue()
             if queue is None:
                 return
-            tenant, line = next(iter(queue.ring.items()))
-            granted = line.popleft()
-            if not line:
-                del queue.ring[tenant]
-            if granted.cancelled():
-                continue  # already cancelled; `acquire` cleans up
+            (priority, *others) = queue.rings
+            if others:
+                priority = queue.turns.next(queue.rings)
+            ring = queue.rings[priority]
+            tenant, line = next(iter(ring.items()))
+            granted = line.popleft() if line else None
             if line:
-                queue.ring.move_to_end(tenant)
+                ring.move_to_end(tenant)
+            else:
+                del ring[tenant]
+            if not ring:
+                del queue.rings[priority]
+            if granted is None or granted.cancelled():
+                continue
             granted.set_result(None)
             self._take(queue, tenant)
 
     def _is_wanted(self) -> bool:
         """Whether a message waits that is eligible for a slot."""
-        return any(queue.ring for queue in self._order)
+        return any(queue.rings for queue in self._order)
 
     def _take(self, queue: Waiting, tenant: Tenant) -> None:
         if not queue.credit:
@@ -149,7 +163,7 @@ class FairScheduler:
 
     def _next_queue(self) -> Waiting | None:
         """Choose by weight among the queues that have a message eligible for a slot."""
-        waiting = [queue for queue in self._order if queue.ring]
+        waiting = [queue for queue in self._order if queue.rings]
         if not waiting:
             return None
         if not any(queue.credit for queue in waiting):
@@ -169,6 +183,14 @@ class FairScheduler:
 
     def _set_aside(self, tenant: Tenant) -> None:
         for queue in self._order:
-            if tenant in queue.ring:
-                queue.capped[tenant] = queue.ring.pop(tenant)
+            _move(tenant, queue.rings, queue.capped)
         self._on_capped()
+
+
+def _move(tenant: Tenant, lines: _Lines, target: _Lines) -> None:
+    for priority in list(lines):
+        if tenant in lines[priority]:
+            line = lines[priority].pop(tenant)
+            target.setdefault(priority, OrderedDict())[tenant] = line
+            if not lines[priority]:
+                del lines[priority]

@@ -20,6 +20,7 @@ from inbox.events import (
     SourceLost,
     SourceRecovered,
     SourceWarned,
+    StandbyEnded,
     StandingBy,
 )
 from inbox.source import Delivery, Source
@@ -27,12 +28,9 @@ from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.gather import end
 from outbox.postgres.advisory_lock import END_FOREIGN
-from outbox.retry import RetryPolicy
+from outbox.retry import RECONNECT
 
 _MEMBER: Final = re.compile(r"db-[0-9a-f]{8}(?![0-9a-f])")
-_RECONNECT: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
 
 
 class Fetcher:
@@ -41,6 +39,9 @@ class Fetcher:
     Args:
         member: what tells this member from those with another database, if known.
         idle: return when nothing has arrived for this long and no handler is running.
+
+    Attributes:
+        standing_by: the topics that another replica receives.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Fetcher:
         self._source = source
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
-        self._standing_by: tuple[str, ...] = ()
+        self.standing_by: tuple[str, ...] = ()
         self._member = member
         self._warned: dict[str, datetime] = {}
         self._dispatcher = dispatcher
@@ -96,7 +97,7 @@ class Fetcher:
                 if self._idle is not None:
                     raise
                 failures += 1
-                delay = _RECONNECT.delay(failures).total_seconds()
+                delay = RECONNECT.delay(failures).total_seconds()
                 self._notify(
                     SourceLost(**self._about, reason=str(error), seconds=delay)
                 )
@@ -142,9 +143,13 @@ class Fetcher:
 
     def _notify_standing_by(self) -> None:
         topics = tuple(sorted(self._abilities.standing_by()))
-        if topics != self._standing_by:
-            self._standing_by = topics
-            self._notify(StandingBy(**self._about, topics=topics))
+        if topics != self.standing_by:
+            self.standing_by = topics
+            self._notify(
+                StandingBy(**self._about, topics=topics)
+                if topics
+                else StandbyEnded(**self._about)
+            )
 
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""

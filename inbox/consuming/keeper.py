@@ -9,11 +9,18 @@ could take back an entry that was just handed back.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
@@ -83,9 +90,9 @@ class Keeper(Generic[E]):
         self._outcomes: Outcomes[Outcome[E]] = Outcomes(self._write)
         self._turn = asyncio.Lock()
 
-    def start(self) -> None:
-        """Begin to write outcomes and to send heartbeats."""
-        self._outcomes.start(self._beat())
+    def start(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Write outcomes, send heartbeats and do what else the source does in tasks."""
+        self._outcomes.start(self._beat(), *others)
 
     async def check(self) -> None:
         """Check that outcomes can be written; see `Outcomes.check`."""
@@ -138,9 +145,9 @@ class Keeper(Generic[E]):
             self.news.set()
         return True
 
-    def forget_waiting(self, is_one: Callable[[E], bool]) -> None:
-        """Forget entries that wait, and with each those that wait behind it."""
-        for entry, _ in self.backlog.waiting():
+    def forget(self, is_one: Callable[[E], bool]) -> None:
+        """Forget entries that another replica gets now; running handlers go on."""
+        for entry in list(self.held.values()):
             if is_one(entry):
                 self._forget(entry)
 

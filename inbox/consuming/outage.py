@@ -10,11 +10,8 @@ from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
 from outbox.errors import one_line
 from outbox.events import Observers
 from outbox.postgres.remedy import remedy_of
-from outbox.retry import RetryPolicy
+from outbox.retry import RECONNECT
 
-_RECOVERY: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
 _REPORT_AGAIN: Final = 20.0
 """Seconds after which a continuing outage is reported again."""
 
@@ -32,7 +29,7 @@ class DatabaseOutage:
         self, error: BaseException, times: int, dispatcher: Dispatcher
     ) -> bool:
         """Wait with backoff after an error; return False if the consumer stops."""
-        delay = _RECOVERY.delay(times)
+        delay = RECONNECT.delay(times)
         self.begin(error, delay)
         # Still in flight, so that fetching pauses during an outage.
         return await dispatcher.pause(delay)

@@ -7,12 +7,11 @@ being written, the next one collects, so batches grow with the load.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
-from outbox.retry import RetryPolicy
+from outbox.retry import RECONNECT
 
 T = TypeVar("T")
 
@@ -20,9 +19,6 @@ _GATHER: Final = 0.002
 # The first or second attempt replaces a broken connection.
 _FEW_FAILURES: Final = 3
 _MANY_BATCHES: Final = 10
-_RECONNECT: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=5)
-)
 
 
 class Outcomes(Generic[T]):
@@ -129,7 +125,5 @@ class Outcomes(Generic[T]):
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(
-                _RECONNECT.delay(self._failures).total_seconds()
-            ):
+            async with asyncio.timeout(RECONNECT.delay(self._failures).total_seconds()):
                 await self._hurry.wait()

@@ -145,6 +145,7 @@ class DeadLetterWriter:
             "error_reason": described.reason,
             "error_stacktrace": described.stacktrace,
             "is_scheduled": not isinstance(failure, TransactionEndedError),
+            "priority": str(message.priority),
             **(_columns(message) if refusal is None else _spare_columns(message)),
         }
         is_new = await self._executor.transact(partial(insert_dead_letter, values))

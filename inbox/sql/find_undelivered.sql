@@ -1,8 +1,8 @@
 -- Does:  Find messages of the outbox that a consumer has neither handled nor dead-lettered, for tests.
 -- Takes: consumer, at (available by then)
--- Gives: id, topic, key, tenant, headers, payload, content_type, schema_version, available_at, in the order in which they became due
+-- Gives: id, topic, key, tenant, headers, payload, content_type, schema_version, lane, available_at, in the order in which they became due
 -- Index: none: it reads the whole table, which is small in tests
-SELECT m.id, m.topic, m.key, m.tenant, m.headers, m.payload, m.content_type, m.schema_version, m.available_at
+SELECT m.id, m.topic, m.key, m.tenant, m.headers, m.payload, m.content_type, m.schema_version, m.lane, m.available_at
   FROM outbox.message AS m
  WHERE coalesce(m.available_at <= CAST(:at AS timestamptz), true)
    AND NOT EXISTS (

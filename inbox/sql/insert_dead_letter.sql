@@ -1,11 +1,11 @@
 -- Does:  Write a dead letter, unless the message has a PENDING one.
--- Takes: origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers (JSON as text), payload, error_reason, error_stacktrace, is_scheduled (false: no schedule retries it)
+-- Takes: origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type, headers (JSON as text), payload, error_reason, error_stacktrace, is_scheduled (false: no schedule retries it)
 -- Gives: one row if it was written
 -- Index: dead_letter_message_idx of each partition
-INSERT INTO inbox.dead_letter (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+INSERT INTO inbox.dead_letter (origin, message_id, topic, key, tenant, attempts, schema_version, priority, content_type,
                                headers, payload, error_reason, error_stacktrace, retry_after)
 SELECT new.origin, new.message_id, CAST(:topic AS text), CAST(:key AS text), CAST(:tenant AS text),
-       CAST(:attempts AS integer), CAST(:schema_version AS integer), CAST(:content_type AS text),
+       CAST(:attempts AS integer), CAST(:schema_version AS integer), CAST(:priority AS text), CAST(:content_type AS text),
        CAST(CAST(:headers AS text) AS jsonb), CAST(:payload AS bytea),
        CAST(:error_reason AS text), CAST(:error_stacktrace AS text),
        CASE WHEN CAST(:is_scheduled AS boolean) THEN now() END

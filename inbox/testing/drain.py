@@ -36,6 +36,7 @@ from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from outbox.errors import ConfigError, shorten
 from outbox.events import Event
+from outbox.lane import priority_of
 from outbox.message import Message
 from outbox.postgres.sql_files import load
 
@@ -169,7 +170,11 @@ class _Draining:
             {"consumer": self._consumer.name, "at": self._at},
         )
         return [
-            Message(payload=bytes(row.pop("payload")), **row)
+            Message(
+                payload=bytes(row.pop("payload")),
+                priority=priority_of(row.pop("lane")),
+                **row,
+            )
             for row in (dict(row._mapping) for row in rows)
         ]
 

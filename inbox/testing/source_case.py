@@ -38,6 +38,10 @@ class Capabilities:
         "with several.",
         default=False,
     )
+    reads_ahead: bool = capability(
+        "Urgent messages are received before most others that the broker got earlier.",
+        default=False,
+    )
     hands_back: bool = capability("Messages can be handed back for other replicas.")
     joins_quietly: bool = capability(
         "Nothing that was handled is redelivered because another replica joins."

@@ -9,6 +9,7 @@ from inbox.poison.history import FIRST_DELIVERY
 from inbox.source import Source
 from inbox.testing.source_case import SourceCase
 from outbox.gather import end
+from outbox.lane import Priority
 from outbox.message import Message
 from outbox.testing.conformance import checks
 from outbox.testing.samples import numbered, numbers_by_key
@@ -89,6 +90,27 @@ class SourceSharing(SourceCase):
                 await self.put(*numbered(topic, 20, keys=20))
                 await self.handle(new, 20)
             await end([handing_back])
+
+    @checks("reads_ahead")
+    async def test_urgent_messages_overtake_others(self) -> None:
+        topic = await self.fresh_topic()
+        flood = [
+            message.replace(priority=Priority.BULK)
+            for message in numbered(topic, 600, keys=30)
+        ]
+        urgent = Message(topic, b"600", key="urgent", priority=Priority.REALTIME)
+        await self.put(*flood, urgent)
+        received: list[Message] = []
+        async with self.source("one", topic) as source:
+            while not received or received[-1].id != urgent.id:
+                (delivery,) = await self.receive(source, 1, limit=1)
+                received.append(delivery.message)
+                await asyncio.sleep(0.001)  # as long as a quick handler takes
+                await delivery.ack()
+        assert len(received) < 300
+        del received[-1]
+        by_key = numbers_by_key(received)
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
     @checks("one_receives")
     async def test_one_replica_receives_until_it_leaves_and_the_next_continues(

@@ -16,6 +16,7 @@ CREATE TABLE {schema}.process (
     running_handler text,
     running_since timestamptz,
     running_due   timestamptz,
+    standing_by   text,
     role          name        NOT NULL DEFAULT session_user,
     CONSTRAINT process_pkey PRIMARY KEY (id)
 ) WITH (fillfactor = 50);  -- a beat changes no indexed column: each of them is a HOT update
@@ -30,13 +31,15 @@ COMMENT ON COLUMN {schema}.process.running_id IS
 COMMENT ON COLUMN {schema}.process.running_handler IS 'that handler';
 COMMENT ON COLUMN {schema}.process.running_since IS 'when it was called';
 COMMENT ON COLUMN {schema}.process.running_due IS 'when it is or was overdue; null: never';
+COMMENT ON COLUMN {schema}.process.standing_by IS
+    'the topics that another replica receives, so that this one stands by for them; null: none';
 COMMENT ON COLUMN {schema}.process.role IS 'the login that inserted it: no other one can change it';
 
 -- A beat must not wait for long, since the process has other work.
 CREATE FUNCTION {schema}.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
                             blocked_keys integer, in_flight integer, ends boolean, running_id uuid DEFAULT NULL,
                             running_handler text DEFAULT NULL, running_since timestamptz DEFAULT NULL,
-                            running_due timestamptz DEFAULT NULL) RETURNS void
+                            running_due timestamptz DEFAULT NULL, standing_by text DEFAULT NULL) RETURNS void
 LANGUAGE sql SECURITY DEFINER {pinned}
 SET row_security = off
 SET lock_timeout = '1s'
@@ -47,16 +50,18 @@ BEGIN ATOMIC
                                 ELSE q.beat_at < now() - interval '1 minute' END
                        FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight,
-                                       running_id, running_handler, running_since, running_due)
+                                       running_id, running_handler, running_since, running_due, standing_by)
     SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
            left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
-           beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due
+           beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due,
+           left(beat.standing_by, 500)
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
            blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight,
            running_id = excluded.running_id, running_handler = excluded.running_handler,
-           running_since = excluded.running_since, running_due = excluded.running_due
+           running_since = excluded.running_since, running_due = excluded.running_due,
+           standing_by = excluded.standing_by
      WHERE p.role = session_user;
 END;
 COMMENT ON FUNCTION {schema}.beat IS 'record that a process runs, or with ends, that it ends; deletes the rows of processes that are gone';
@@ -75,6 +80,7 @@ CREATE TABLE {schema}.dead_letter (
     tenant           text,
     attempts         integer     NOT NULL,
     schema_version   integer     NOT NULL,
+    priority         text        NOT NULL DEFAULT 'default',
     content_type     text        NOT NULL,
     headers          jsonb       NOT NULL,
     payload          bytea       NOT NULL,
@@ -84,6 +90,7 @@ CREATE TABLE {schema}.dead_letter (
     discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    CONSTRAINT priority_known CHECK (priority IN ('realtime', 'default', 'bulk')),
     -- Lists load these. A message with more goes into one header, which they don't load.
     CONSTRAINT names_size CHECK (greatest(octet_length(origin), octet_length(message_id), octet_length(topic), octet_length(key),
                                           octet_length(tenant), octet_length(content_type)) <= 65536),
@@ -107,7 +114,7 @@ CREATE INDEX dead_letter_life_idx ON {schema}.dead_letter
 
 CREATE VIEW {schema}.readable_dead_letter AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.priority, d.content_type,
        outbox.readable_headers(d.headers) AS headers,
        outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
        d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
@@ -117,7 +124,7 @@ COMMENT ON VIEW {schema}.readable_dead_letter IS
 
 CREATE VIEW {schema}.dead_letter_status AS
 SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
-       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.priority, d.content_type,
        d.error_reason, d.discard_reason, d.discarded_by
   FROM {schema}.dead_letter AS d;
 COMMENT ON VIEW {schema}.dead_letter_status IS 'dead letters without payload, headers and stack trace';

@@ -18,6 +18,7 @@ WITH kind (kind, views) AS (VALUES
     ('message', 'seq', 'order within the lane'),
     ('message', 'lane', 'the unit of order and of leases, from its key and its priority'),
     ('message, dead letter', 'schema_version', 'version of the payload''s schema'),
+    ('dead letter', 'priority', 'realtime, default or bulk'),
     ('message', 'topic', 'where it is published'),
     ('message, dead letter', 'key', 'messages of one key are handled in order; null: no order'),
     ('message, dead letter', 'tenant', 'the customer or account that it belongs to; null: none'),

@@ -18,7 +18,7 @@ from outbox.errors import (
 from outbox.events import Event, StartDelayed
 from outbox.gather import end
 from outbox.postgres.remedy import remedy_of
-from outbox.retry import RetryPolicy
+from outbox.retry import RECONNECT
 
 Wait: TypeAlias = Annotated[
     timedelta | None,
@@ -29,9 +29,6 @@ Wait: TypeAlias = Annotated[
         show_default="without limit",
     ),
 ]
-PAUSES: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=5)
-)
 _REMEDY: Final = "start or create what the reason names, or correct the URL"
 _PASSING: Final = (
     DatabaseUnavailableError,
@@ -78,7 +75,7 @@ class Start:
                 self._notify(
                     StartDelayed(reason=str(error), remedy=remedy, waited=seconds)
                 )
-                pause = PAUSES.delay(failures).total_seconds()
+                pause = RECONNECT.delay(failures).total_seconds()
                 await asyncio.wait({stopped}, timeout=min(pause, left))
                 if stopped.done():
                     return

@@ -150,6 +150,8 @@ def _process(it: Process, now: datetime) -> str:
     text = f"{it.name} on {it.host}, running for {write_duration(now - it.since)}"
     if it.kind != "relay":
         text += f", from {it.broker}"
+    if it.standing_by is not None:
+        text += f", stands by for {it.standing_by}"
     if it.blocked_keys:
         text += f", {count(it.blocked_keys, 'blocked key')}"
     if running := it.running(now):

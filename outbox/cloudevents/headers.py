@@ -12,6 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from outbox.errors import InvalidMessageError
+from outbox.lane import Priority
 from outbox.limits import check_received
 from outbox.message import Message
 from outbox.message_id import is_uuid7, moment_of
@@ -30,8 +31,10 @@ _ATTRIBUTES: Final = frozenset(
         "partitionkey",
         "tenant",
         "schemaversion",
+        "priority",
     }
 )
+_PRIORITIES: Final = {priority.value: priority for priority in Priority}
 
 
 def to_headers(message: Message, prefix: str) -> dict[str, str]:
@@ -52,6 +55,8 @@ def to_headers(message: Message, prefix: str) -> dict[str, str]:
         headers[f"{prefix}partitionkey"] = message.key
     if message.tenant is not None:
         headers[f"{prefix}tenant"] = message.tenant
+    if message.priority is not Priority.DEFAULT:
+        headers[f"{prefix}priority"] = str(message.priority)
     return headers
 
 
@@ -59,7 +64,8 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
     """Read a message from its headers and its payload.
 
     Names are case-sensitive; a transport that changes their case passes them in lower
-    case. Unknown attributes stay headers.
+    case. Unknown attributes stay headers. A priority that isn't one of ours counts as
+    the default.
 
     Raises:
         InvalidMessageError: an attribute is missing or invalid.
@@ -79,6 +85,9 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         id=read_id(_required(headers, prefix, "id")),
         content_type=headers.get(CONTENT_TYPE),
         schema_version=int(version),
+        priority=_PRIORITIES.get(
+            headers.get(f"{prefix}priority", ""), Priority.DEFAULT
+        ),
     )
     check_received(message)
     return message

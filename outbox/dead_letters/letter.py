@@ -12,6 +12,7 @@ from uuid import UUID
 from typing_extensions import override
 
 from outbox.errors import InvalidMessageError
+from outbox.lane import Priority
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload.json_codec import is_json
@@ -77,6 +78,7 @@ class Letter(Summary):
     """A dead letter with all its fields."""
 
     schema_version: int
+    priority: str
     content_type: str
     headers: Any
     payload: bytes
@@ -124,6 +126,7 @@ class Letter(Summary):
             id=id,
             content_type=self.content_type,
             schema_version=self.schema_version,
+            priority=Priority(self.priority),
         )
 
     @override

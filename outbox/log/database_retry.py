@@ -1,4 +1,4 @@
-"""Waits after errors of the database, for longer each time."""
+"""Waits after errors of the database."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,9 @@ import psycopg
 from outbox.errors import DatabaseUnavailableError
 from outbox.events import Event
 from outbox.log.events import DatabaseLost, DatabaseRecovered
+from outbox.retry import RECONNECT
 
 DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
-# Short at first: if the server restarted, only the connection is stale.
-_FIRST_PAUSE: Final = 0.1
-_LAST_PAUSE: Final = 5.0
 
 
 class DatabaseRetry:
@@ -21,16 +19,17 @@ class DatabaseRetry:
 
     def __init__(self, notify: Callable[[Event], None]) -> None:
         self._notify = notify
-        self._pause = _FIRST_PAUSE
+        self._failures = 0
 
     async def failed(self, error: Exception) -> None:
         """Report an error, and wait."""
-        pause, self._pause = self._pause, min(self._pause * 2, _LAST_PAUSE)
+        self._failures += 1
+        pause = RECONNECT.delay(self._failures).total_seconds()
         self._notify(DatabaseLost.of(error, pause))
         await asyncio.sleep(pause)
 
     def succeeded(self) -> None:
         """Report the end of an outage, if there was one."""
-        if self._pause > _FIRST_PAUSE:
-            self._pause = _FIRST_PAUSE
+        if self._failures:
+            self._failures = 0
             self._notify(DatabaseRecovered())

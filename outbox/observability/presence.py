@@ -1,7 +1,8 @@
 """A process records in the database that it runs, and how it does.
 
 Its row in `outbox.process` or `inbox.process` is updated every ten seconds, and within
-a second when something begins or stops failing, or a handler becomes overdue or ends.
+a second when something begins or stops failing, a handler becomes overdue or ends, or
+another replica begins or stops receiving its topics.
 If a row isn't updated for a minute, its process is gone, or has no connection for it.
 """
 
@@ -90,10 +91,12 @@ class Presence:
             await asyncio.sleep(_REPORT)
 
     async def _keep(self) -> None:
-        before, due = (False, False), time.monotonic()
+        before: tuple[object, ...] = ()
+        due = time.monotonic()
         while True:
             measured = self._measure()
-            now = measured.failing_since is not None, measured.is_overdue
+            fails = measured.failing_since is not None
+            now = fails, measured.is_overdue, measured.standing_by
             if now != before or time.monotonic() >= due:
                 before, due = now, time.monotonic() + INTERVAL
                 await self._beat(measured)

@@ -316,9 +316,11 @@ class Lease:
         if not joined:
             return
         locked = [lane for each in seen if each.ours for lane in each.lanes]
+        # Then messages were given up that claims believe to be in hand.
+        had_expired = self._own.has_expired(time.monotonic())
         if lost := self._own.renew(sent, locked):
             self._on_lose(lost)
-        if not self._own.is_valid(time.monotonic()):
+        if had_expired or not self._own.is_valid(time.monotonic()):
             # The answer came too late to rely on: release the lanes for others.
             await self._lose_all()
             return

@@ -4,7 +4,7 @@
 -- Index: dead_letter_pkey, in one partition
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by,
-       schema_version, content_type, CAST(outbox.readable_headers(headers) AS text) AS headers, payload, error_stacktrace
+       schema_version, priority, content_type, CAST(outbox.readable_headers(headers) AS text) AS headers, payload, error_stacktrace
   FROM {schema}.dead_letter
  WHERE id = CAST(%(id)s AS uuid)
    AND created_at = CAST(%(created_at)s AS timestamptz)

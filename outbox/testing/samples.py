@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
+from outbox.lane import Priority
 from outbox.message import Message
 
 __all__ = [
@@ -52,6 +53,7 @@ _FIELDS: Final = (
     "headers",
     "content_type",
     "schema_version",
+    "priority",
 )
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -66,6 +68,7 @@ def full_message(topic: str) -> Message:
         headers={"traceparent": TRACEPARENT, "tracestate": "a=1,b=2", "x-own": "1"},
         content_type="application/vnd.acme.order+json; charset=utf-8",
         schema_version=7,
+        priority=Priority.BULK,
     )
 
 

@@ -32,9 +32,11 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.errors import BrokerUnavailableError, shorten
 from outbox.lane import lane_of
 from outbox.message import Message
+from outbox.url import without_password
 from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
+_PATIENCE: Final = 1000
 _POSTPONED: Final = timedelta(seconds=1)
 _SILENCE: Final = 10.0
 """Seconds after which another relay may have published to the same lane."""
@@ -66,7 +68,8 @@ class RedisPublisher:
     """Publishes with XADD.
 
     Args:
-        url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
+        url: `redis://host:port/db`, `rediss://…`, or
+            `redis+sentinel://host,host/master/db`, with the options of `RedisOptions`.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -80,6 +83,7 @@ class RedisPublisher:
         self.identity = RedisOptions.identity(url)
         # Redis doesn't remove acked entries; trimming limits the stream.
         self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
+        self._replicas = options.replicas
         self._max_payload_bytes = options.max_payload_bytes
         self._shards = options.shards
         self._layouts = _Layouts(self._client, options.shards)
@@ -119,8 +123,9 @@ class RedisPublisher:
         """Append the messages to their streams, in order.
 
         Raises:
-            BrokerUnavailableError: the connection broke, Redis accepts no writes, or
-                the publisher is not open. The next call reconnects.
+            BrokerUnavailableError: the connection broke, Redis accepts no writes, too
+                few replicas have them, or the publisher is not open. The next call
+                reconnects.
         """
         if not self._entered:
             raise BrokerUnavailableError(
@@ -150,20 +155,43 @@ class RedisPublisher:
             )
         return nack_too_large(message.payload, self._max_payload_bytes)
 
-    async def _append(self, batch: Sequence[Message]) -> Sequence[Any]:
-        pipeline = self._client.pipeline(transaction=True)
+    async def _append(self, batch: Sequence[Message]) -> Any:
+        # Not redis-py's own transaction, after which WAIT would run elsewhere.
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.execute_command("MULTI")
         for message in batch:
             pairs = (part for pair in to_fields(message).items() for part in pair)
             name = Shard.holding(message, self._shards).name
             pipeline.execute_command("XADD", name, *self._trim, "*", *pairs)
-        try:
-            return await pipeline.execute(raise_on_error=False)
-        except NoPermissionError as error:
+        pipeline.execute_command("EXEC")
+        if self._replicas:
+            pipeline.execute_command("WAIT", self._replicas, _PATIENCE)
+        answers: Any = await pipeline.execute(raise_on_error=False)
+        results = answers[len(batch) + 1]
+        if isinstance(results, Exception):
+            # What made Redis discard all; or it refused EXEC itself.
+            error = next(each for each in answers if isinstance(each, Exception))
+            if not isinstance(error, NoPermissionError):
+                raise error
             if len(batch) == 1:
                 return [error]
             # If the user may not write to one topic, messages to others must not be
             # charged an attempt.
             return [(await self._append([message]))[0] for message in batch]
+        if self._replicas:
+            await self._require(answers[-1])
+        return results
+
+    async def _require(self, replicas: Any) -> None:
+        if isinstance(replicas, Exception):
+            raise replicas
+        if replicas < self._replicas:
+            # The server may have been replaced: the next connection asks who is master.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise BrokerUnavailableError(
+                f"broker {without_password(self._url)}: {replicas} of "
+                f"{self._replicas} replicas have the batch after {_PATIENCE} ms"
+            )
 
 
 def _line(message: Message) -> _Line:

@@ -1,7 +1,7 @@
 """Brokers for counters: start and kill them, and count their unacked messages."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,11 +16,13 @@ from outbox.administration.readers import add_reader, drop_reader, list_readers
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.acceptance.counter import NAME, TOPIC
 from tests.acceptance.relays import as_role
+from tests.fixtures.elasticmq import elasticmq
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import ask
 from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
+from tests.fixtures.sqs import Aws, account
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
@@ -53,6 +55,7 @@ class Broker:
         shares: whether several counters receive at the same time.
         write: writes the list of recently created queues to disk.
         relayed: whether relays publish to it.
+        databases: the URLs of its databases, if it is PostgreSQL elsewhere.
     """
 
     url: str
@@ -63,6 +66,7 @@ class Broker:
     shares: bool = True
     write: Callable[[], object] = lambda: None
     relayed: bool = True
+    databases: Sequence[str] = ()
 
 
 @contextmanager
@@ -75,6 +79,7 @@ def elsewhere() -> Iterator[Broker]:
             kill=partial(server.stop, "immediate"),
             start=server.start,
             relayed=True,
+            databases=(url,),
         )
 
 
@@ -158,12 +163,27 @@ def kafka() -> Iterator[Broker]:
         )
 
 
+@contextmanager
+def sqs() -> Iterator[Broker]:
+    """Run ElasticMQ; a crash only stalls it, since a restart loses all queues."""
+    with elasticmq() as server, account(server) as aws:
+        queue = asyncio.run(aws.create_queue(TOPIC.replace(".", "-") + ".fifo"))
+        yield Broker(
+            url=f"{server.url()}&fifo=true",
+            waiting=partial(_waiting_in_sqs, aws, queue),
+            kill=server.freeze,
+            start=server.thaw,
+            ordered=True,
+        )
+
+
 BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
     "elsewhere": elsewhere,
     "redis": redis,
     "rabbitmq": rabbitmq,
     "nats": nats,
     "kafka": kafka,
+    "sqs": sqs,
 }
 
 
@@ -173,8 +193,9 @@ def as_variant(*parameters: object) -> Any:
 
 
 def plainly(*names: str) -> list[Any]:
-    """Return the names of all brokers as parameters: variants, except these."""
-    return [name if name in names else as_variant(name) for name in BROKERS]
+    """Return the brokers that a crash ends as parameters: variants, except these."""
+    killed = [name for name in BROKERS if name != "sqs"]
+    return [name if name in names else as_variant(name) for name in killed]
 
 
 def _waiting_in_outbox(url: str, consumer: str) -> int:
@@ -207,6 +228,17 @@ def _waiting_in_nats(url: str) -> int:
     return sum(
         durable["num_pending"] + durable["num_ack_pending"]
         for durable in answer["consumers"]
+    )
+
+
+def _waiting_in_sqs(aws: Aws, queue: str) -> int:
+    answer = asyncio.run(
+        aws.call("sqs", "get_queue_attributes", QueueUrl=queue, AttributeNames=["All"])
+    )
+    counts = ("", "NotVisible", "Delayed")
+    return sum(
+        int(answer["Attributes"][f"ApproximateNumberOfMessages{count}"])
+        for count in counts
     )
 
 

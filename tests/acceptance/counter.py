@@ -53,6 +53,18 @@ async def count(session: AsyncSession, message: Message) -> None:
     )
 
 
+_failed: Final = set[UUID]()
+
+
+async def count_clumsily(session: AsyncSession, message: Message) -> None:
+    """Count, but fail at the first attempt of some messages in this process."""
+    await count(session, message)
+    if message.id.int % 50 == 0 and message.id not in _failed:
+        _failed.add(message.id)
+        await session.flush()
+        raise ValueError("clumsy")
+
+
 async def count_on_connection(connection: AsyncConnection, message: Message) -> None:
     values = (message.id, message.key, int(message.payload), os.getpid())
     await connection.execute(
@@ -71,6 +83,17 @@ def counter() -> Consumer:
 def impatient() -> Consumer:
     """Create a counter whose transactions can be idle for at most 2 s."""
     return _consumer(count, _sessions(), max_idle=timedelta(seconds=2))
+
+
+def clumsy() -> Consumer:
+    """Create an impatient counter that fails now and then, and tries again soon."""
+    soon, at_most = timedelta(milliseconds=50), timedelta(seconds=2)
+    return _consumer(
+        count_clumsily,
+        _sessions(),
+        max_idle=timedelta(seconds=2),
+        retry=RetryPolicy(first_delay=soon, max_delay=at_most),
+    )
 
 
 def pooled() -> Consumer:
@@ -103,7 +126,7 @@ def _sessions(size: int = 8) -> async_sessionmaker[AsyncSession]:
 
 def source_of(url: str) -> str:
     """Add an option, so that it soon takes over the messages of a dead counter."""
-    if url.startswith("redis:"):
+    if url.startswith("redis"):
         return with_options(url, reclaim_after=HOLD)
     if url.startswith("nats:"):
         return with_options(url, ack_wait=HOLD)

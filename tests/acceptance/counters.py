@@ -15,12 +15,14 @@ from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.counter:impatient"
+CLUMSY = "tests.acceptance.counter:clumsy"
 POOLED = "tests.acceptance.counter:pooled"
 WIDE = "tests.acceptance.counter:wide"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        message_id uuid, key text, number int, pid int
+        message_id uuid, key text, number int, pid int,
+        at timestamptz DEFAULT clock_timestamp()
     );
     GRANT SELECT, INSERT ON counted TO pillarbox_consumer;
 """

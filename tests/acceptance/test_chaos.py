@@ -1,14 +1,10 @@
-"""Readers with three processes each, and everything that can happen to them.
-
-Relays, and consumers that read the outbox, are killed, frozen for longer than their
-lease, stopped and restarted, their sessions are terminated, and the server crashes, at
-random moments, while writers write.
-"""
+"""Readers with three processes each, and everything that can happen to them."""
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -16,22 +12,26 @@ import pytest
 from outbox.administration.connection import administration
 from outbox.administration.readers import add_reader
 from outbox.testing.postgres import PostgresServer
-from tests.acceptance.brokers import Broker, outbox
-from tests.acceptance.counters import IMPATIENT, Counters
-from tests.acceptance.inspection import Inspection, Part
+from tests.acceptance.brokers import Broker, as_variant
+from tests.acceptance.chaos import Chaos, Scale, tally
+from tests.acceptance.counters import CLUMSY, Counters
+from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
-from tests.fixtures.processes import RunningProcess
 from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
 OPTIONS = ("--batch-size=20", "--concurrency=2", "--lease=2s")
-EVENTS = ("kill", "freeze", "stop", "terminate", "terminate", "crash")
-REPLICAS = 3
-SHORT_LEASES = {"rabbitmq": "&heartbeat=2"}
+SHORT_LEASES = {
+    "postgres": {"lease": "2s"},
+    "elsewhere": {"lease": "2s"},
+    "rabbitmq": {"heartbeat": "2"},
+}
+SHORT = Scale(messages=1_500, keys=40, faults=7, seed=0)
+FULL = Scale(messages=20_000, keys=300, faults=60, seed=0)
 
 
 @pytest.fixture
@@ -41,96 +41,35 @@ def database_url(private_database_url: str) -> str:
 
 
 @pytest.fixture
+def scale(full: bool, pytestconfig: pytest.Config) -> Scale:
+    """Return the scale of the options; its seed is random without one."""
+    names = ("messages", "keys", "faults", "seed")
+    given = {name: pytestconfig.getoption(name) for name in names}
+    given["seed"] = given["seed"] or random.randrange(1, 1 << 31)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(FULL if full else SHORT, **chosen)
+
+
+@pytest.fixture
+def writer(database_url: str, scale: Scale) -> Iterator[Writer]:
+    with Writer(database_url, keys=scale.keys) as opened:
+        yield opened
+
+
+@pytest.fixture
 def sinks(tmp_path: Path) -> dict[str, Sink]:
     """Return the brokers of both readers."""
     return {name: Sink(tmp_path / name, latency=0.02) for name in ("main", "audit")}
 
 
-class Chaos:
-    """What happens to the processes, one event after the other.
-
-    Args:
-        begins: each begins a process of a reader.
-        restart_broker: kills it, and starts it again.
-    """
-
-    def __init__(
-        self,
-        begins: Sequence[Callable[[], RunningProcess]],
-        inspection: Inspection,
-        events: Sequence[str] = EVENTS,
-        restart_broker: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._inspection = inspection
-        self._events = events
-        self._restart_broker = restart_broker
-        self._frozen: list[tuple[float, RunningProcess]] = []
-        self.running = [(begin, begin()) for begin in begins for _ in range(REPLICAS)]
-
-    def happen(self, event: str, server: PostgresServer) -> None:
-        self.thaw(time.monotonic() - random.uniform(1, 6))
-        begin, process = random.choice(self.running)
-        if any(process is frozen for _, frozen in self._frozen):
-            return
-        match event:
-            case "kill":
-                self.running.remove((begin, process))
-                process.kill()
-                self.running.append((begin, begin()))
-            case "stop":
-                self.running.remove((begin, process))
-                process.terminate()
-                self.running.append((begin, begin()))
-            case "freeze":
-                process.freeze()
-                self._frozen.append((time.monotonic(), process))
-            case "terminate":
-                part: Part = random.choice(("lease", "worker", "shared", "doorbell"))
-                for backend in self._inspection.backends(process.pid, part):
-                    self._inspection.rows("SELECT pg_terminate_backend(%s)", backend)
-            case "crash":
-                server.restart("immediate")
-            case "broker":
-                self._restart_broker()
-        # One that was about to start exits if the server is away.
-        for each in [it for it in self.running if not it[1].is_running()]:
-            self.running.remove(each)
-            self.running.append((each[0], each[0]()))
-
-    def thaw(self, until: float) -> None:
-        """Let those continue that were frozen before."""
-        for at, process in [*self._frozen]:
-            if at <= until:
-                process.thaw()
-                self._frozen.remove((at, process))
-
-    def last(self, seconds: float, server: PostgresServer, writer: Writer) -> None:
-        """Let things happen for so long, while a writer writes."""
-        crashes, end = 0, time.monotonic() + seconds
-        while time.monotonic() < end:
-            event = random.choice(self._events)
-            # The servers need seconds to come back, and tables don't: few crashes.
-            is_crash = event in {"crash", "broker"}
-            if is_crash and crashes * 60 > seconds - (end - time.monotonic()):
-                continue
-            writer.add(random.randint(1, 100))
-            self.happen(event, server)
-            crashes += is_crash
-            if event == "crash":
-                writer.reconnect()
-            let_pass(random.uniform(0.1, 1.5))
-        self.thaw(time.monotonic())
-
-
-@pytest.mark.timeout(3600)
 def test_two_readers_lose_nothing_and_keep_each_key_in_order_whatever_happens(
+    scale: Scale,
     relays: Relays,
     sinks: dict[str, Sink],
     writer: Writer,
     inspection: Inspection,
     migrated_server: PostgresServer,
     database_url: str,
-    full: bool,
 ) -> None:
     with administration(database_url, application_name="test") as connection:
         add_reader(connection, "audit", ["*"], broker=sinks["audit"].url)
@@ -138,82 +77,105 @@ def test_two_readers_lose_nothing_and_keep_each_key_in_order_whatever_happens(
         partial(relays.start_without_waiting, sink.url, *OPTIONS, f"--reader={name}")
         for name, sink in sinks.items()
     ]
-    Chaos(begins, inspection).last(1800 if full else 15, migrated_server, writer)
+
+    def arrived() -> int:
+        return min(sink.count() for sink in sinks.values())
+
+    chaos = Chaos(scale, begins, migrated_server, writer)
+    chaos.run(arrived)
     wait_for(
-        "all arrive at both",
-        lambda: all(sink.count() == writer.added for sink in sinks.values()),
-        seconds=300,
+        "all arrive at both", lambda: arrived() == writer.added, seconds=300, pause=0.1
     )
     inspection.wait_until_settled(seconds=300)
+    chaos.report(*(f"{sink.duplicates()} twice" for sink in sinks.values()))
     for name, sink in sinks.items():
         assert sink.numbers() == writer.numbers(), name
     assert inspection.charged() == 0
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("postgres", "redis", "nats", "rabbitmq"),
+        *map(as_variant, ("elsewhere", "kafka", "sqs")),
+    ],
+)
 def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
-    counters: Counters,
-    writer: Writer,
-    inspection: Inspection,
-    migrated_server: PostgresServer,
-    full: bool,
-) -> None:
-    broker = outbox(inspection.url)
-    begin = partial(counters.start_without_waiting, f"{broker.url}&lease=2s", IMPATIENT)
-    Chaos([begin], inspection).last(1800 if full else 15, migrated_server, writer)
-    counters.wait_for_count(writer.added)
-    wait_until_none("messages wait", broker.waiting)
-    counters.expect_each_once(writer.numbers())
-
-
-@pytest.mark.parametrize("kind", ["nats", "rabbitmq", "redis"])
-@pytest.mark.timeout(3600)
-def test_consumers_over_a_broker_do_so_too(
     kind: str,
+    scale: Scale,
     broker: Broker,
     relays: Relays,
     counters: Counters,
     writer: Writer,
     inspection: Inspection,
     migrated_server: PostgresServer,
-    full: bool,
 ) -> None:
     def restart_broker() -> None:
         broker.write()
         broker.kill()
+        let_pass(random.uniform(0, 2))
         broker.start()
 
-    url = broker.url + SHORT_LEASES.get(kind, "")
-    begin = partial(counters.start_without_waiting, url, IMPATIENT)
-    counters.start(url).terminate()
-    broker.write()
-    relays.start(broker.url)
-    Chaos(
-        [begin], inspection, ("kill", "freeze", "stop", "broker"), restart_broker
-    ).last(900 if full else 20, migrated_server, writer)
-    counters.wait_for_count(writer.added)
-    wait_until_none("deliveries wait", broker.waiting)
+    url = with_options(broker.url, **SHORT_LEASES.get(kind, {}))
+    begins = [partial(counters.start_without_waiting, url, CLUMSY)]
+    if broker.relayed:
+        # Queues and groups exist before the first message is published.
+        counters.start(url).terminate()
+        broker.write()
+        begins.append(partial(relays.start_without_waiting, broker.url, *OPTIONS))
+    chaos = Chaos(
+        scale,
+        begins,
+        migrated_server,
+        writer,
+        others=broker.databases,
+        more={"broker": restart_broker} if broker.relayed else {},
+    )
+    try:
+        chaos.run(counters.count)
+        counters.wait_for_count(writer.added)
+        wait_until_none("deliveries wait", broker.waiting)
+    finally:
+        chaos.report(
+            tally(inspection, writer.added),
+            f"{sum(counters.logged('DuplicateSkipped'))} redelivered",
+            f"{sum(counters.logged('HandlerFailed'))} failed",
+        )
     counters.expect_each_once(writer.numbers())
 
 
-@pytest.mark.parametrize("kind", ["redis"])
-@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["nats", "redis"])
 def test_consumers_do_so_too_while_the_number_of_shards_changes(
+    kind: str,
+    scale: Scale,
     broker: Broker,
     relays: Relays,
     counters: Counters,
     writer: Writer,
     inspection: Inspection,
     migrated_server: PostgresServer,
-    full: bool,
 ) -> None:
+    layouts = cycle((8, 3, 1))
     counters.start(broker.url).terminate()
-    begin = partial(counters.start_without_waiting, broker.url, IMPATIENT)
-    chaos = Chaos([begin], inspection, ("kill", "freeze", "stop"))
-    for shards in (1, 8, 3):
-        # Those that published in another number of shards stop doing so.
-        relays.start(with_options(broker.url, shards=shards), "--switch-broker")
-        chaos.last(300 if full else 10, migrated_server, writer)
-    counters.wait_for_count(writer.added)
-    wait_until_none("deliveries wait", broker.waiting)
+    publishing = [relays.start(broker.url, *OPTIONS)]
+
+    def change_shards() -> None:
+        url = with_options(broker.url, shards=next(layouts))
+        publishing.append(relays.start(url, *OPTIONS, "--switch-broker"))
+        publishing.pop(0).terminate()
+
+    change_shards()
+    chaos = Chaos(
+        scale,
+        [partial(counters.start_without_waiting, broker.url, CLUMSY)],
+        migrated_server,
+        writer,
+        more={"shards": change_shards},
+    )
+    try:
+        chaos.run(counters.count)
+        counters.wait_for_count(writer.added)
+        wait_until_none("deliveries wait", broker.waiting)
+    finally:
+        chaos.report(tally(inspection, writer.added))
     counters.expect_each_once(writer.numbers())

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
+from tests.acceptance.broker_faults import LONGEST_WAIT, MANY_TRIALS, announced_waits
 from tests.acceptance.brokers import Broker, outbox, plainly
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
@@ -81,6 +82,23 @@ class TestABroker:
             broker.start()
         expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
 
+    def test_relay_and_consumer_ask_every_second_whether_it_is_back(
+        self, broker: Broker, relays: Relays, counters: Counters, writer: Writer
+    ) -> None:
+        counter = counters.start(broker.url)
+        broker.write()
+        relay = relays.start(broker.url, "--log-level=debug")
+        writer.add(10)
+        counters.wait_for_count(10)
+        broker.kill()
+        writer.add(10)
+        relay.wait_for_log("BrokerLost", times=MANY_TRIALS)
+        counter.wait_for_log("SourceLost", times=MANY_TRIALS)
+        broker.start()
+        counters.wait_for_count(20)
+        assert max(announced_waits(relay)) <= LONGEST_WAIT
+        assert max(announced_waits(counter, "SourceLost")) <= LONGEST_WAIT
+
 
 class TestPostgreSQL:
     @pytest.fixture
@@ -108,6 +126,21 @@ class TestPostgreSQL:
             migrated_server.restart(mode)
             writer.reconnect()
         expect_each_once(counters, writer, broker.waiting, ordered=True)
+
+    def test_is_asked_every_second_whether_it_is_back(
+        self,
+        migrated_server: PostgresServer,
+        counters: Counters,
+        writer: Writer,
+        inspection: Inspection,
+    ) -> None:
+        counter = counters.start(outbox(inspection.url).url)
+        migrated_server.stop("immediate")
+        counter.wait_for_log("SourceLost", times=MANY_TRIALS)
+        migrated_server.start()
+        writer.add(10)
+        counters.wait_for_count(10)
+        assert max(announced_waits(counter, "SourceLost")) <= LONGEST_WAIT
 
 
 def expect_each_once(

@@ -26,7 +26,7 @@ async def test_nats_messages_that_are_not_text_are_dead_lettered(
     )
     orders = f"{nats_topics}.orders".encode()
     subjects = [f"{nats_topics}.".encode() + end for end in (b"\xff", b"\xfe")]
-    blocks = [b"NATS/1.0 \xff\r\n\r\n", b"\xff"]
+    blocks = [b"\xfe", b"\xff"]
 
     async def put() -> None:
         for subject in subjects:

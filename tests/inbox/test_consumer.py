@@ -89,8 +89,8 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
             await events.wait_for(MessageHandled, 3)
     engine.dispose()
 
-    # At the start: how old is the schema, does the inbox exist, may it be written? Then missing partitions are
-    # created, and the database is identified.
+    # At the start: how old is the schema, does the inbox exist, may it be written?
+    # Then missing partitions are created, and the database is identified.
     start = [
         "-- Does: Read",
         "SELECT 1 FROM",

@@ -30,6 +30,7 @@ from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.install.wheel import ROOT, build_wheel
+from tests.servers.process import use_chosen_postgres
 
 HERE: Final = Path(__file__).parent
 README: Final = ROOT / "README.md"
@@ -227,6 +228,7 @@ def main() -> int:
     if "PIP_CERT" in os.environ:
         # uv doesn't read pip's variable.
         os.environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])
+    use_chosen_postgres()
     started = time.monotonic()
     results: list[bool] = []
     with ExitStack() as stack:

@@ -219,8 +219,9 @@ class LeaseModel:
             case "list_lock_holders":
                 sent = 0 if self.counts_from_the_answer else -relay.sent
                 locked = relay.held if self.trusts_its_connection else request.lanes
+                had_expired = own.has_expired(0)
                 own.renew(sent, locked)
-                if not own.is_valid(0):
+                if had_expired or not own.is_valid(0):
                     return self._lose(relay)
                 free, wanted = own.balance(LANES, request.members)
                 if self.unlocks_first:

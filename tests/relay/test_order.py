@@ -80,8 +80,11 @@ async def test_a_refused_message_delays_its_key_and_no_other(
 async def test_after_the_last_attempt_a_message_is_dead_lettered_and_its_key_continues(
     database_url: str,
 ) -> None:
-    bad = Message("bad", b"\xff", key="k", tenant="acme", headers={"a": "b"})
-    insert(database_url, bad, Message("next", b"", key="k"))
+    bulk = Priority.BULK
+    bad = Message(
+        "bad", b"\xff", key="k", tenant="acme", headers={"a": "b"}, priority=bulk
+    )
+    insert(database_url, bad, Message("next", b"", key="k", priority=bulk))
     publisher = refuse("bad", times=99)
 
     async with running(database_url, publisher) as relay:
@@ -94,13 +97,13 @@ async def test_after_the_last_attempt_a_message_is_dead_lettered_and_its_key_con
     rows = execute(
         database_url,
         "SELECT origin, message_id, topic, key, tenant, attempts, schema_version,"
-        " content_type, headers, payload, error_reason, status, retry_count"
+        " priority, content_type, headers, payload, error_reason, status, retry_count"
         " FROM outbox.dead_letter",
     )
     assert rows == [
         (
             *("relay:main", str(bad.id), "bad", "k", "acme", 3, 1),
-            *("application/octet-stream", {"a": "b"}, b"\xff", "not now"),
+            *("bulk", "application/octet-stream", {"a": "b"}, b"\xff", "not now"),
             *("PENDING", 0),
         )
     ]

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
-import pytest
 from typing_extensions import override
 
 from outbox.lane import Priority
@@ -46,9 +45,8 @@ class WaitingPublisher(ScriptedPublisher):
 
 
 async def test_a_batch_that_times_out_is_published_in_smaller_calls(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
-    monkeypatch.setattr("relay.breaker._CAP", 0.2)
     insert(database_url, *numbered("ab", 50))
     publisher = SlowPublisher()
 

@@ -1,5 +1,7 @@
 """The base class of the brokers' private servers: it starts and stops a process."""
 
+import os
+import shutil
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -10,10 +12,52 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from outbox.errors import OutboxError
+from outbox.errors import ConfigError, OutboxError
+from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, wait_until, watched
 
-__all__ = ["PrivateServer"]
+__all__ = ["PrivateServer", "chosen_folders", "find_program", "use_chosen_postgres"]
+
+
+def chosen_folders() -> list[Path]:
+    """Return the folders of PILLARBOX_TEST_SERVERS, whose servers the tests use.
+
+    Raises:
+        ConfigError: one of them doesn't exist.
+    """
+    named = os.environ.get("PILLARBOX_TEST_SERVERS", "").split(os.pathsep)
+    folders = [Path(folder) for folder in named if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"PILLARBOX_TEST_SERVERS: there is no folder {folder}")
+    return folders
+
+
+def use_chosen_postgres() -> None:
+    """Use the chosen PostgreSQL, if there is one, not the newest of this machine."""
+    if found := [it for it in chosen_folders() if (it / "initdb").exists()]:
+        cluster.server_directories = lambda: iter(found)
+
+
+def find_program(*names: str, package: str, places: str = "") -> str:
+    """Return the first of these programs that is there.
+
+    It is looked for in the folders of PILLARBOX_TEST_SERVERS, in `places`, on PATH, and
+    where Debian installs servers, which PATH may lack.
+
+    Raises:
+        ConfigError: none is there.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    known = f"{places}:{path}:/usr/sbin:/usr/local/sbin".split(os.pathsep)
+    for folder in [*chosen_folders(), *filter(None, known)]:
+        for name in names:
+            if (found := shutil.which(name, path=str(folder))) is not None:
+                return found
+    raise ConfigError(
+        f"{names[0]} is not on PATH; install it (Debian: {package}) or pass the URL"
+        " of a server"
+    )
 
 
 class PrivateServer(ABC):
@@ -89,6 +133,20 @@ class PrivateServer(ABC):
     def kill(self) -> None:
         """Stop with SIGKILL, as in a crash."""
         self._end(signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return int(self.pid_file.read_text())
+
+    def freeze(self) -> None:
+        """Stop responding, but keep connections open."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Respond again after `freeze`."""
+        os.kill(self.pid, signal.SIGCONT)
 
     @contextmanager
     def running(self) -> Iterator[Self]:

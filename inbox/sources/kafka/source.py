@@ -31,8 +31,7 @@ from outbox.brokers.kafka.message import message_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, CredentialsError
 
-_MAX_HELD: Final = 500
-_MAX_HELD_WHILE_KEYS_WAIT: Final = 5000
+_AT_ONCE: Final = 500
 _DEFAULTS: Final = {
     "auto.commit.interval.ms": 100,
     "auto.offset.reset": "earliest",
@@ -87,8 +86,7 @@ class KafkaSource:
         self._handover = options.handover.total_seconds()
         self._backlog: Backlog[Entry] = Backlog()
         self._place = count()
-        self._held = 0
-        self._room = _MAX_HELD
+        self._room = _AT_ONCE
         self._logs: dict[Part, Log] = {}
         self._moved: set[Log] = set()
         self._wakeup = asyncio.Event()
@@ -165,7 +163,7 @@ class KafkaSource:
             else:
                 entry.attempts += 1
                 self._backlog.defer(entry, delay.total_seconds())
-            self._count(1)
+            self._update_room()
             self._wakeup.set()
         self._landed(entry.log)
 
@@ -205,7 +203,7 @@ class KafkaSource:
                     published_at=written_at,
                 )
             )
-            self._count(1)
+        self._update_room()
         self._wakeup.set()
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
@@ -260,18 +258,15 @@ class KafkaSource:
     def _take(self, limit: int) -> list[Entry]:
         ours: list[Entry] = []
         while taken := self._backlog.take(limit - len(ours)):
-            self._count(-len(taken))
+            self._update_room()
             for entry in taken:
                 if entry.log.ours and entry.log.landed is None:
                     entry.log.in_flight += 1
                     ours.append(entry)
         return ours
 
-    def _count(self, more: int) -> None:
-        self._held += more
-        keys_wait = self._backlog.seconds_until_due() is not None
-        limit = _MAX_HELD_WHILE_KEYS_WAIT if keys_wait else _MAX_HELD
-        self._room = limit - self._held
+    def _update_room(self) -> None:
+        self._room = self._backlog.room if len(self._backlog) else _AT_ONCE
 
     async def _check_reader(self) -> None:
         reader = self._reader

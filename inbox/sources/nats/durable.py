@@ -1,30 +1,30 @@
 """JetStream's durable consumers, and the deliveries that they send.
 
-A consumer has one durable for each of its topics on each stream: servers before 2.10
-filter by one subject only, and this way no replica ever receives a topic that it has no
-handler for. Names and responses are those of JetStream's API.
+A consumer has one durable for each of its topics, and for each shard of a topic, on
+each stream: servers before 2.10 filter by one subject only, and this way no replica
+ever receives a topic that it has no handler for. Names and responses are those of
+JetStream's API.
 """
 
-import math
 import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
-from nats.aio.subscription import Subscription
-
 from inbox.consuming.keeper import Held
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import subject_problem
+from outbox.brokers.shards import Shard
 from outbox.errors import ConfigError, shorten
 
 NANOSECONDS: Final = 1_000_000_000
 # Without a generation: shared, or created by an administrator.
 FIRST: Final = (0, "")
 # Streams with workqueue retention take one durable for a subject, from the oldest on.
-ONLY_ONE: Final = frozenset({10099, 10100, 10101})
-NOT_FOUND: Final = 10014
+_ONLY_ONE: Final = frozenset({10099, 10100, 10101})
+_NOT_FOUND: Final = 10014
 _MISSING: Final = 404
 # What a new generation doesn't take over from the last one.
 _RENEWED: Final = frozenset(
@@ -48,35 +48,28 @@ class Durable:
     """One durable consumer on its stream, and the pull that is open on it.
 
     Attributes:
-        generation: the end of its name, if one replica at a time reads it.
-        is_read: whether this replica reads it.
+        subject: a topic, a shard of one, or the start of topics followed by `>`.
+        generation: the end of the name of the one that this replica reads alone; kept
+            over a new connection, as are deliveries that it holds.
+        old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
         number: of the last delivery.
-        seen_at: when the replica that reads it was last heard of.
-        asked_at, asked_by: when another replica last asked who reads it, and which.
-        aside_until: until when this one leaves it to others.
+        ends_at: when the pull ends, or the first of several that gave no answer.
+        again_at: when the next one follows in any case.
     """
 
     stream: str
     name: str
     subject: str
     generation: str = ""
-    is_read: bool = False
+    old: int | None = None
     ack_wait: float = 0.0
     max_deliver: int | None = None
     started: int = 0
     number: int = 0
     outstanding: int = 0
     ends_at: float = 0.0
-    subscription: Subscription | None = None
-    is_old: bool = False
-    is_vacant: bool = False
-    is_elsewhere: bool = False
-    seen_at: float = 0.0
-    look_at: float = 0.0
-    asked_at: float = -math.inf
-    asked_by: str = ""
-    aside_until: float = 0.0
+    again_at: float = 0.0
 
     @property
     def line(self) -> str:
@@ -91,79 +84,90 @@ class Durable:
     @property
     def topic(self) -> str:
         """The topic as the consumer names it."""
-        return re.sub(r">$", "*", self.subject)
+        return re.sub(r">$", "*", Shard.named(self.subject).topic)
 
-    async def join(
+    @property
+    def layout(self) -> str:
+        """What tells its topic in so many shards on this stream from all others."""
+        shard = Shard.named(self.subject)
+        return f"{self.stream} {shard.topic} {shard.of}"
+
+    async def open(
         self,
         connection: NatsConnection,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-    ) -> int:
-        """Create the durable that replicas share, or apply `wanted` to an existing one.
+        shared: bool,
+    ) -> bool:
+        """Begin to read it: the one that replicas share, or a new generation.
 
-        Returns how many messages a new one begins with.
+        That begins with what is unsettled in those that exist, and replaces them.
+        `wanted` changes the configuration of an existing one, `default` doesn't.
+
+        Returns False if another replica was faster.
 
         Raises:
             ApiError: JetStream returned an error.
-            ConfigError: the durable isn't a pull consumer with explicit acks.
+            ConfigError: one isn't a pull consumer with explicit acks.
         """
-        self.is_read = True
-        info = await self.call(connection, "INFO")
-        if info is None:
-            found = await self.generations(connection)
-            info, _ = await self.create_after(connection, found, wanted, default)
-            for rank in found:
-                await self.call(connection, "DELETE", rank)
-            return 0 if found else int(info.get("num_pending", 0))
-        self.set_limits(info["config"])
-        config = {**info["config"], **wanted, **self._own_config}
-        if config != info["config"]:
-            await self._create(connection, config)
-        return 0
+        found = await self._generations(connection)
+        own = FIRST
+        if not shared:
+            own = found[-1][0] + 1 if found else 1, secrets.token_hex(4)
+        self.generation = suffix(own)
+        try:
+            info = await self._create_after(connection, found, own, wanted, default)
+        except ApiError as error:
+            if error.number not in {*_ONLY_ONE, _NOT_FOUND}:
+                raise
+            self.generation = ""
+            return False
+        others = await self._generations(connection)
+        is_last = shared or others[-1:] == [own]
+        for rank in {*others} - {own} if is_last else {own}:
+            await self._call(connection, "DELETE", rank)
+        self.generation = suffix(own) if is_last else ""
+        self.old = None if found else int(info["num_pending"])
+        self.number = self.outstanding = 0
+        return is_last
 
-    async def create_after(
+    async def _create_after(
         self,
         connection: NatsConnection,
         found: Sequence[Rank],
+        own: Rank,
         wanted: Mapping[str, Any],
         default: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], dict[Rank, dict[str, Any]]]:
-        """Create it so that it begins with what is unsettled in all of `found`.
-
-        Returns its description, and those of the others, the last of which has the
-        settings.
-
-        Raises:
-            ApiError: JetStream returned an error.
-            ConfigError: another one isn't a pull consumer with explicit acks.
-        """
-        infos: dict[Rank, dict[str, Any]] = {}
-        for rank in found:
-            if (info := await self.call(connection, "INFO", rank)) is not None:
-                self.set_limits(info["config"])
-                infos[rank] = info
+    ) -> dict[str, Any]:
+        infos = {rank: await self._call(connection, "INFO", rank) for rank in found}
+        infos = {rank: info for rank, info in infos.items() if info is not None}
         if found and not infos:
-            raise ApiError({"err_code": NOT_FOUND, "description": "another begins"})
+            raise ApiError({"err_code": _NOT_FOUND, "description": "another begins"})
+        named = {**wanted, "durable_name": f"{self.name}{self.generation}"}
+        named["filter_subject"] = self.subject
         config, floor = {**default}, 0
         for info in infos.values():
+            self.set_limits(info["config"])
             config |= {k: v for k, v in info["config"].items() if k not in _RENEWED}
             # As long as nothing is acked, NATS shows no floor.
             began = info["config"].get("opt_start_seq", 1) - 1
             floor = max(floor, began, info["ack_floor"]["stream_seq"])
-        config |= {**wanted, **self._own_config, "deliver_policy": "all"}
+            self.started = max(self.started, info["delivered"]["stream_seq"])
+        if own in infos:
+            return await self._create(connection, infos[own]["config"] | named)
+        config |= {**named, "deliver_policy": "all"}
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
         try:
-            info = await self._create(connection, config | (start if infos else {}))
+            return await self._create(connection, config | (start if infos else {}))
         except ApiError as error:
-            if error.number not in ONLY_ONE or not infos:
+            if error.number not in _ONLY_ONE or not infos:
                 raise
             # Settled messages are no longer in such a stream.
             for rank in found:
-                await self.call(connection, "DELETE", rank)
-            info = await self._create(connection, config)
-        return info, infos
+                await self._call(connection, "DELETE", rank)
+            return await self._create(connection, config)
 
-    async def generations(self, connection: NatsConnection) -> list[Rank]:
+    async def _generations(self, connection: NatsConnection) -> list[Rank]:
         """Return which durables of this name exist, the oldest first."""
         form = re.compile(rf"{re.escape(self.name)}(?:-(\d+)-([0-9a-f]{{8}}))?")
         names: list[str] = []
@@ -176,9 +180,7 @@ class Durable:
         found = filter(None, map(form.fullmatch, names))
         return sorted((int(each[1] or 0), each[2] or "") for each in found)
 
-    async def call(
-        self, connection: NatsConnection, what: str, rank: Rank = FIRST
-    ) -> Any:
+    async def _call(self, connection: NatsConnection, what: str, rank: Rank) -> Any:
         """Call JetStream about a durable of this name; return None if it is missing."""
         try:
             return await connection.ask(f"CONSUMER.{what}.{self.line}{suffix(rank)}")
@@ -202,11 +204,6 @@ class Durable:
         self.ack_wait = config["ack_wait"] / NANOSECONDS
         most = config.get("max_deliver", -1)
         self.max_deliver = most if most > 0 else None
-
-    @property
-    def _own_config(self) -> dict[str, str]:
-        name = f"{self.name}{self.generation}"
-        return {"durable_name": name, "filter_subject": self.subject}
 
     async def _create(
         self, connection: NatsConnection, config: Mapping[str, Any]

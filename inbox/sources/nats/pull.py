@@ -12,16 +12,16 @@ This doesn't use nats-py's `PullSubscription.fetch` (as of 2.16), for three reas
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from nats.aio.msg import Msg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
-from inbox.sources.nats.generations import Generations
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
+from outbox.brokers.shards import Shard
 from outbox.errors import InvalidMessageError
 from outbox.logs.printable import count
 from outbox.message import Message
@@ -29,34 +29,40 @@ from outbox.message import Message
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
+_LATE: Final = 0.2
 # The pull ended with no messages, or fewer than requested.
 _ENDED: Final = frozenset({"404", "408"})
+_NO_RESPONDERS: Final = "503"
 
 
 class Pulls:
-    """The open pulls on a consumer's durables, over one connection."""
+    """The open pulls on durables, over one connection.
+
+    Args:
+        on_gone: called after a durable that was read is gone.
+
+    Attributes:
+        reading: the durables that this replica reads, by their places.
+        alone: a subject for the answer that nobody has subscribed to another one.
+        is_alone: whether that answer has come.
+    """
 
     def __init__(
-        self, connection: NatsConnection, api: str, durables: Collection[Durable]
+        self, connection: NatsConnection, api: str, on_gone: Callable[[], None]
     ) -> None:
         self.connection = connection
-        self.inbox = f"{connection.client.new_inbox()}."
-        self.durables = {durable.place: durable for durable in durables}
-        self.generations: Generations | None = None
-        self._api = api
-
-    @property
-    def ack_wait(self) -> float:
-        """The shortest `ack_wait` of the durables, in seconds."""
-        return min(durable.ack_wait for durable in self.durables.values())
+        self.reading: dict[str, Durable] = {}
+        self.is_alone = False
+        self._inbox = f"{connection.client.new_inbox()}."
+        self.alone = f"{self._inbox}alone"
+        self._api, self._on_gone = api, on_gone
 
     @property
     def is_open(self) -> bool:
         """Whether messages can still arrive that would be missed."""
-        return (
-            self.generations is None
-            and self.connection.lost is None
-            and any(durable.outstanding > 0 for durable in self.durables.values())
+        return self.connection.lost is None and any(
+            durable.outstanding > 0 and not durable.generation
+            for durable in self.reading.values()
         )
 
     @property
@@ -64,28 +70,32 @@ class Pulls:
         """Whether JetStream has failed to end a pull in time."""
         latest = time.monotonic() - _GRACE
         return any(
-            durable.is_read and durable.outstanding > 0 and durable.ends_at < latest
-            for durable in self.durables.values()
+            durable.outstanding > 0 and durable.ends_at < latest
+            for durable in self.reading.values()
         )
 
     async def listen(self, on_message: Callable[[Msg], Awaitable[None]]) -> None:
         """Call `on_message` with each message that arrives, in order."""
         await self.connection.client.subscribe(
-            f"{self.inbox}>", cb=on_message, pending_bytes_limit=0
+            f"{self._inbox}>", cb=on_message, pending_bytes_limit=0
         )
 
     async def ask(self, limit: int, wait: float) -> None:
         """Open a pull on each durable that is read here and has none."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
-        for place, durable in self.durables.items():
-            if durable.outstanding > 0 or durable.place != place or not durable.is_read:
+        for place, durable in list(self.reading.items()):
+            now = time.monotonic()
+            if durable.outstanding <= 0:
+                durable.ends_at = now + wait
+            elif now < durable.again_at:
                 continue
+            # NATS 2.9 doesn't end a pull if a message arrives at that moment.
+            durable.again_at = now + wait + _LATE
             durable.outstanding = limit
-            durable.ends_at = time.monotonic() + wait
             await self.connection.client.publish(
                 f"{self._api}.CONSUMER.MSG.NEXT.{place}",
                 json.dumps(request).encode(),
-                f"{self.inbox}{place}",
+                f"{self._inbox}{place}",
             )
 
     async def read(self, got: Msg) -> Entry | None:
@@ -97,8 +107,8 @@ class Pulls:
         # Newer servers put the domain and the account before the stream.
         first = 2 if len(tokens) == _SHORT_ACK else 4
         stream, name, delivered, sequence, number, stored_at = tokens[first : first + 6]
-        durable = self.durables.get(f"{stream}.{name}")
-        if durable is None or durable.place != f"{stream}.{name}":
+        durable = self.reading.get(f"{stream}.{name}")
+        if durable is None:
             return None  # another replica reads it now
         if durable.generation:
             if int(number) != durable.number + 1:
@@ -107,12 +117,13 @@ class Pulls:
                 return None
             durable.number += 1
         durable.outstanding -= 1
+        durable.ends_at = durable.again_at
         headers = got.headers or {}
         problem = None
         try:
             message = decode_message(headers, got.data)
         except InvalidMessageError as error:
-            topic = raw_text(got.subject)
+            topic = Shard.named(raw_text(got.subject)).topic
             message = Message(topic, got.data, headers=raw_headers(headers))
             problem = str(error)
         if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:
@@ -135,17 +146,17 @@ class Pulls:
         )
 
     async def _end(self, got: Msg) -> None:
-        place = got.subject.removeprefix(self.inbox)
-        durable = self.durables.get(place)
-        if self.generations and durable and place == durable.line:
-            self.generations.heard(durable, got)
-            return
-        if durable is None or place != durable.place:
+        place = got.subject.removeprefix(self._inbox)
+        self.is_alone |= got.subject == self.alone
+        if (durable := self.reading.get(place)) is None:
             return
         durable.outstanding = 0
         headers = got.headers or {}
-        if headers.get("Status") not in _ENDED:
-            reason = headers.get("Description") or f"{place} is gone"
+        status, reason = headers.get("Status"), headers.get("Description", "")
+        if status == _NO_RESPONDERS or "Deleted" in reason:
+            del self.reading[place]
+            self._on_gone()
+        elif status not in _ENDED:
             await self.connection.drop(f"it ended the pull: {reason}")
 
 

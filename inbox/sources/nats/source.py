@@ -1,15 +1,14 @@
 """A source that reads NATS JetStream through durable pull consumers.
 
-One replica at a time reads a topic, see `generations`, so that keys stay in order. If
-the source is shared, JetStream delivers messages to any replica that asks, and those
-that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep messages with
-the replica that holds them, and a message that waits for its retry holds back its key
-here.
+One replica at a time reads a topic, or a shard of it, see `replicas`, so that keys stay
+in order. If the source is shared, JetStream delivers messages to any replica that asks,
+and those that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep
+messages with the replica that holds them, and a message that waits for its retry holds
+back its key here.
 """
 
 import asyncio
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -20,9 +19,10 @@ from inbox.consuming.keeper import Keeper, Outcome
 from inbox.consuming.rollout import begins_at_oldest
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
-from inbox.sources.nats.generations import Generations
 from inbox.sources.nats.pull import ACKS, Pulls, settle
+from inbox.sources.nats.replicas import READS, Replicas
 from outbox.brokers.nats.connection import NatsConnection, NatsLink, nats_errors
+from outbox.brokers.nats.message import OF_CONSUMER
 from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
@@ -34,7 +34,6 @@ _DEFAULT: Final = {
     "max_deliver": -1,
     "max_ack_pending": 10_000,
 }
-_RIGHTS: Final = ("NAMES", "DELETE", "DURABLE.CREATE")
 _LAST_WRITE: Final = 5.0
 _BEATS: Final = 3
 
@@ -71,7 +70,7 @@ class NatsSource:
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         options = self._settings.options
-        self._wanted: dict[str, Any] = {
+        self._wanted: dict[str, Any] = {"description": f"{OF_CONSUMER}{consumer}"} | {
             name: value
             for name in ("max_deliver", "max_ack_pending")
             if (value := getattr(options, name)) is not None
@@ -81,12 +80,17 @@ class NatsSource:
                 options.ack_wait.total_seconds() * NANOSECONDS
             )
         self._warnings: list[str] = []
-        self._is_shared = False
-        self._denied = False
+        self._replicas = Replicas(
+            consumer,
+            self._wanted,
+            _DEFAULT,
+            on_taken=self._taken,
+            on_left=lambda left: self._keeper.forget(lambda it: it.line == left.line),
+        )
         self.abilities = Abilities(
             warnings=lambda: self._warnings,
             share=self._share,
-            standing_by=self._standing_by,
+            standing_by=lambda: self._replicas.elsewhere,
         )
         self._link = NatsLink(
             settings=self._settings,
@@ -98,7 +102,7 @@ class NatsSource:
         self._pulls: Pulls | None = None
         self._refusal: str | None = None
         self._keeper: Keeper[Entry] = Keeper(
-            self._write, self._extend, pause=lambda: self._opened.ack_wait / _BEATS
+            self._write, self._extend, pause=lambda: self._replicas.ack_wait / _BEATS
         )
 
     async def __aenter__(self) -> Self:
@@ -106,11 +110,16 @@ class NatsSource:
 
         Raises:
             BrokerUnavailableError: NATS is unreachable, or rejects the connection.
-            ConfigError: no stream captures a topic, or a durable isn't a pull consumer
-                with explicit acks.
+            ConfigError: no stream captures a topic, a durable isn't a pull consumer
+                with explicit acks, or the user lacks a right.
         """
-        await self._link.open()
-        self._keeper.start()
+        try:
+            await self._link.open()
+        except BrokerUnavailableError as error:
+            if self._refusal is None:
+                raise
+            raise ConfigError(self._refusal) from error
+        self._keeper.start(self._replicas.run())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -131,9 +140,13 @@ class NatsSource:
         await self._keeper.check()
         with nats_errors(self._settings):
             connection = await self._link.connected()
+            backlog = self._keeper.backlog
+            room = 0 if self._replicas.is_shared else backlog.room
+            if room and backlog.ready:
+                await self._opened.ask(room, self._poll)
             entries = self._keeper.take(limit)
             if not entries:
-                await self._fetch(connection, limit)
+                await self._fetch(connection, max(limit, room))
                 entries = self._keeper.take(limit)
         return [EntryDelivery(self, entry, entry) for entry in entries]
 
@@ -150,21 +163,18 @@ class NatsSource:
 
         If no other replica is there, the entry and its key wait here.
         """
-        if self._generations is None:
+        if self._replicas.is_shared:
             return self._keeper.handed_back(entry, delay)
-        durable = self._opened.durables[entry.line]
-        durable.aside_until = time.monotonic() + delay.total_seconds()
+        self._replicas.step_aside(entry.line, delay.total_seconds())
         return self._keeper.kept_back(entry, delay)
 
     def _share(self) -> None:
-        self._is_shared = True
+        self._replicas.is_shared = True
 
-    def _standing_by(self) -> Collection[str]:
-        return self._generations.elsewhere if self._generations is not None else ()
-
-    @property
-    def _generations(self) -> Generations | None:
-        return self._pulls.generations if self._pulls is not None else None
+    def _taken(self, old: int) -> None:
+        if old:
+            self._warnings.append(begins_at_oldest(self._consumer, old))
+        self._keeper.news.set()
 
     @property
     def _opened(self) -> Pulls:
@@ -175,11 +185,6 @@ class NatsSource:
         keeper, pulls = self._keeper, self._opened
         keeper.news.clear()
         poll = jittered(self._poll)
-        if pulls.generations is not None:
-            if self._denied:
-                await self._begin(pulls, None)
-            elif left := await pulls.generations.look():
-                keeper.forget_waiting(lambda entry: entry.line in left)
         await pulls.ask(limit, poll)
         await keeper.backlog.wait_for(keeper.news, poll)
         if pulls.is_overdue:
@@ -213,63 +218,31 @@ class NatsSource:
         with nats_errors(self._settings):
             connection = self._opened.connection
             if connection.lost is None:
-                if self._generations is None:
+                if self._replicas.is_shared:
                     await settle(connection, entries.items())
-                else:
-                    await self._generations.leave()
+                await self._replicas.leave(self._opened)
+                await connection.flush()
 
     async def _prepare(self, connection: NatsConnection) -> None:
         self._refusal = None
         durables = await find_durables(
             connection, self._consumer, self._topics, self._settings.options.stream
         )
-        for durable in durables:
-            durable.set_limits({**_DEFAULT, **self._wanted})
-        pulls = Pulls(connection, self._settings.api, durables)
-        await pulls.listen(self._on_message)
-        last, self._pulls = self._pulls, pulls
-        try:
-            old = await self._begin(pulls, last)
-        except BrokerUnavailableError:
-            if not self._denied:
-                raise
-            old = await self._begin(pulls, last)
-        if old:
-            self._warnings.append(begins_at_oldest(self._consumer, old))
-
-    async def _begin(self, pulls: Pulls, last: Pulls | None) -> int:
-        connection, durables = pulls.connection, [*pulls.durables.values()]
-        if self._is_shared or self._denied:
-            pulls.generations = None
-            return sum(
-                [await d.join(connection, self._wanted, _DEFAULT) for d in durables]
-            )
-        pulls.generations = Generations(
-            connection, pulls.durables, pulls.inbox, self._wanted, _DEFAULT
-        )
-        own = last.durables.values() if last else ()
-        return await pulls.generations.begin({d.place for d in own if d.is_read})
+        self._pulls = Pulls(connection, self._settings.api, self._replicas.wake)
+        await self._pulls.listen(self._on_message)
+        await self._replicas.begin(self._pulls, durables)
 
     async def _check(self, connection: NatsConnection) -> None:
         """Raise why the connection can't be used, if it can't."""
         if self._refusal is not None:
-            await connection.drop(
-                f"{self._refusal}; grant the user publish on {ACKS}>, or every message "
-                "is redelivered"
-            )
+            await connection.drop(self._refusal)
         if connection.lost is not None:
             raise connection.lost
 
     def _refused(self, text: str) -> None:
-        api = f"{self._settings.api}.CONSUMER"
-        # The text is in lower case and names the subject of one ack.
-        if f'"{ACKS.lower()}' in text:
-            self._refusal = text
-            self._keeper.news.set()
-        elif any(f"{api}.{what}.".lower() in text for what in _RIGHTS):
-            if not self._denied and not self._is_shared:
-                self._warnings.append(
-                    f"{text}: so all replicas receive at the same time, and keys may "
-                    f"get out of order; grant the user publish on {api}.>"
-                )
-            self._denied = True
+        api = f"{self._settings.api}.>"
+        self._refusal = (
+            f"{text}; grant the user publish on {api} and {ACKS}>, and publish and "
+            f"subscribe on {READS}>: without them, messages are lost to it or repeated"
+        )
+        self._keeper.news.set()

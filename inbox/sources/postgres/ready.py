@@ -1,9 +1,10 @@
-"""Claimed deliveries not handed out yet: tenants take turns, each in order."""
+"""Claimed deliveries not handed out yet: priorities and tenants take turns."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
+from outbox.lane import Priority, Turns
 from outbox.message import Message
 
 
@@ -18,36 +19,50 @@ T = TypeVar("T", bound=Item)
 
 
 class Ready(Generic[T]):
-    """Items by tenant; those without a tenant take turns like one more tenant."""
+    """Items by priority and tenant.
+
+    Priorities take turns by weight, and the tenants of each take turns; those without
+    a tenant are like one more tenant.
+    """
 
     def __init__(self) -> None:
         # The tenant served last is at the end.
-        self._lines: OrderedDict[str | None, deque[T]] = OrderedDict()
+        self._lines: dict[Priority, OrderedDict[str | None, deque[T]]] = {}
+        self._turns = Turns()
 
     def __len__(self) -> int:
         """Count all items."""
-        return sum(map(len, self._lines.values()))
-
-    @property
-    def tenants(self) -> list[str]:
-        """The tenants that have items."""
-        return [tenant for tenant in self._lines if tenant is not None]
+        return self._counts().total()
 
     def stocked(self, least: int) -> list[str]:
         """Return the tenants that have at least so many items."""
-        return [it for it in self.tenants if len(self._lines[it]) >= least]
+        counts = self._counts().items()
+        return [it for it, count in counts if it is not None and count >= least]
 
     def has_only(self, tenants: Collection[str]) -> bool:
         """Return whether there are items and all of them belong to these tenants."""
-        return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
+        counts = self._counts()
+        return bool(counts) and all(tenant in tenants for tenant in counts)
+
+    def _counts(self) -> Counter[str | None]:
+        counts: Counter[str | None] = Counter()
+        for lines in self._lines.values():
+            for tenant, line in lines.items():
+                counts[tenant] += len(line)
+        return counts
+
+    def _line(self, item: T) -> deque[T]:
+        message = item.message
+        lines = self._lines.setdefault(message.priority, OrderedDict())
+        return lines.setdefault(message.tenant, deque())
 
     def add(self, item: T) -> None:
-        """Add an item behind those of its tenant."""
-        self._lines.setdefault(item.message.tenant, deque()).append(item)
+        """Add an item behind those of its priority and tenant."""
+        self._line(item).append(item)
 
     def put_back(self, item: T, follows: Callable[[T], bool]) -> None:
-        """Put an item ahead of its tenant's others, but behind those it follows."""
-        line = self._lines.setdefault(item.message.tenant, deque())
+        """Put an item ahead of its line's others, but behind those it follows."""
+        line = self._line(item)
         place = max(
             (n + 1 for n, other in enumerate(line) if follows(other)), default=0
         )
@@ -56,28 +71,39 @@ class Ready(Generic[T]):
     def take(self, limit: int, without: Collection[str]) -> list[T]:
         """Remove and return at most `limit` items, one per tenant in each round."""
         given: list[T] = []
-        round_ = [tenant for tenant in self._lines if tenant not in without]
-        while round_ and len(given) < limit:
-            for tenant in round_[: limit - len(given)]:
-                line = self._lines[tenant]
-                given.append(line.popleft())
-                self._lines.move_to_end(tenant)
-                if not line:
-                    del self._lines[tenant]
-            round_ = [tenant for tenant in round_ if tenant in self._lines]
+        rounds = {
+            priority: deque(tenant for tenant in lines if tenant not in without)
+            for priority, lines in self._lines.items()
+        }
+        while len(given) < limit and (rounds := {p: r for p, r in rounds.items() if r}):
+            priority = self._turns.next(rounds)
+            lines, tenant = self._lines[priority], rounds[priority].popleft()
+            line = lines[tenant]
+            given.append(line.popleft())
+            lines.move_to_end(tenant)
+            if line:
+                rounds[priority].append(tenant)
+            else:
+                self._drop(priority, tenant)
         return given
+
+    def _drop(self, priority: Priority, tenant: str | None) -> None:
+        """Drop a line that is empty."""
+        del self._lines[priority][tenant]
+        if not self._lines[priority]:
+            del self._lines[priority]
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Remove and return the unwanted items."""
         removed: list[T] = []
-        for tenant, line in list(self._lines.items()):
-            found = [item for item in line if unwanted(item)]
-            if not found:
-                continue
-            removed += found
-            kept = deque(item for item in line if not unwanted(item))
-            if kept:
-                self._lines[tenant] = kept
-            else:
-                del self._lines[tenant]
+        for priority, lines in list(self._lines.items()):
+            for tenant, line in list(lines.items()):
+                found = [item for item in line if unwanted(item)]
+                if not found:
+                    continue
+                removed += found
+                kept = deque(item for item in line if not unwanted(item))
+                lines[tenant] = kept
+                if not kept:
+                    self._drop(priority, tenant)
         return removed

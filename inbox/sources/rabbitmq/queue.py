@@ -141,11 +141,14 @@ class Queue:
                     f"queue {config.name!r} can't be bound to exchange "
                     f"{config.exchange!r}: {error.reply_text}"
                 ) from None
-        channel.pika.add_on_cancel_callback(
-            lambda _: channel.pika.close(
-                reply_text=f"queue {config.name!r} was deleted, or lost its leader"
-            )
-        )
+
+        def on_cancel(_: object) -> None:
+            if channel.pika.is_open:  # each consumer of the queue is cancelled
+                channel.pika.close(
+                    reply_text=f"queue {config.name!r} was deleted, or lost its leader"
+                )
+
+        channel.pika.add_on_cancel_callback(on_cancel)
         queue = cls(link, channel, config)
         queue.limited = limited
         return queue

@@ -44,8 +44,9 @@ from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.retry import jittered
 
 _LEAST_PREFETCH: Final = 100
-# The same for all replicas, whatever their limits: see above.
-_PREFETCH_IN_ORDER: Final = 1024
+# The same for all replicas, whatever their limits: see above. It is how far urgent
+# messages are found behind others.
+_PREFETCH_IN_ORDER: Final = 6000
 _MAX_PREFETCH: Final = 65_535
 _MAX_ASIDE: Final = 10_000
 _ASIDE_PER_SECOND: Final = 2000

@@ -34,13 +34,15 @@ from outbox.retry import jittered
 _BEATS: Final = 3
 _MOST_HELD: Final = 10_000
 _LEAST_STAY: Final = 30.0
+_LOOK_AHEAD: Final = 0.05
 
 
 class RedisSource:
     """A source of the entries in one consumer's streams. Requires Redis 6.2.
 
     Args:
-        url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
+        url: `redis://host:port/db`, `rediss://…`, or
+            `redis+sentinel://host,host/master/db`, with the options of `RedisOptions`.
         consumer: the name of the group, which starts with the oldest entries.
         topics: names of streams, or prefixes followed by `*`; new streams are found
             within 5 s.
@@ -80,6 +82,7 @@ class RedisSource:
         self._place = count()
         self._hands_back = False
         self._stays_until = 0.0
+        self._ahead_at = 0.0
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.
@@ -147,15 +150,25 @@ class RedisSource:
             await streams.enter(aside=True)
             self._hands_back = False
             self._stays_until = now + _LEAST_STAY
-        if keeper.backlog.ready:
-            return
+        backlog = keeper.backlog
+        room = 0 if streams.is_shared else backlog.room
+        patience, is_ahead = 0.0, backlog.ready
+        if is_ahead:
+            if not room or now < self._ahead_at:
+                return
+            limit = room
+        else:
+            due = backlog.seconds_until_due()
+            patience = jittered(self._poll)
+            patience = patience if due is None else min(patience, due)
+            limit = max(limit, room)
         if streams.is_unsure:
             streams.rename()
             await keeper.beat()
-        due = keeper.backlog.seconds_until_due()
-        patience = jittered(self._poll)
-        patience = patience if due is None else min(patience, due)
-        for entry in (entries := await streams.take(limit, patience)):
+        entries = await streams.take(limit, patience)
+        if is_ahead:
+            self._ahead_at = now if len(entries) >= room else now + _LOOK_AHEAD
+        for entry in entries:
             entry.place = next(self._place)
         keeper.hold(entries)
 

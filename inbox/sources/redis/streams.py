@@ -202,8 +202,11 @@ class Streams:
             return []  # another member has left
         self.is_unsure = False
         self._add_shards(answers[-len(self._topics) :])
-        taken = zip(streams, answers[first : first + len(streams)], strict=True)
+        taken = [*zip(streams, answers[first : first + len(streams)], strict=True)]
         if not self.is_shared:
+            if any(answer[0] == self._channel.encode() for _, answer in taken):
+                # After a failover, the connection to a frozen master may stay open.
+                await self._presence.show(self._channel)
             return self._taken(taken, now)
         left = [
             _left(EntryId(stream, id), *rest)

@@ -8,16 +8,24 @@ attempts, because it says nothing about outcomes.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final, Self
 from uuid import UUID
 
+from inbox.consuming.backlog import READ_AHEAD
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.sqs.polls import Polls
-from inbox.sources.sqs.queue import Received, SqsQueue, queue_names, settle
+from inbox.sources.sqs.queue import (
+    MAX_RECEIVED,
+    Received,
+    SqsQueue,
+    queue_names,
+    settle,
+)
 from outbox.bounded_dict import BoundedDict
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings, is_busy
 from outbox.errors import BrokerUnavailableError
@@ -26,6 +34,8 @@ _CONNECTIONS: Final = 32
 _BEATS: Final = 4
 # Slightly more than half the timeout, so that no heartbeat comes just too early.
 _HALF: Final = 0.55
+# Others can receive what isn't held here, so no more is read ahead than is soon done.
+_SOON: Final = 5.0
 
 
 class SqsSource:
@@ -80,6 +90,7 @@ class SqsSource:
         self.abilities = Abilities()
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
+        self._acked: deque[float] = deque(maxlen=READ_AHEAD)
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -133,6 +144,8 @@ class SqsSource:
                 raise self._settings.unavailable(failure) from failure
             if len(taken) < limit:
                 self._polls.start(limit)
+            elif self._room:
+                self._polls.start(MAX_RECEIVED)
             patience = until - time.monotonic()
             if taken or patience <= 0:
                 return [EntryDelivery(self, item, item) for item in taken]
@@ -141,6 +154,7 @@ class SqsSource:
     def acked(self, item: Received) -> None:
         """Schedule the deletion of an item, within milliseconds."""
         self._failures.pop(item.message.id, None)
+        self._acked.append(time.monotonic())
         self._keeper.acked(item)
 
     def nacked(self, item: Received, delay: timedelta | None) -> None:
@@ -160,6 +174,14 @@ class SqsSource:
             if other is item or (is_of_group and other.place > item.place):
                 self._keeper.handed_back(other, delay)
         return True
+
+    @property
+    def _room(self) -> bool:
+        """Whether it can read ahead: no more than it has acked in the last seconds."""
+        while self._acked and self._acked[0] < time.monotonic() - _SOON:
+            self._acked.popleft()
+        backlog = self._keeper.backlog
+        return bool(backlog.room) and len(backlog) < len(self._acked)
 
     async def _find(self, client: Any) -> None:
         self._polls.queues = [

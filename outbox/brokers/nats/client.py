@@ -1,31 +1,37 @@
 """nats-py's client, fixed where it would stop reading, wait or continue unencrypted.
 
-nats-py has no public interface for these fixes, so they override or use private names,
-which can change with any minor version. `pyproject.toml` therefore pins the version,
-and `tests/brokers/nats/test_nats_client.py` fails when one of the names changes.
+nats-py has no public interface for these fixes, so they use private names. A client
+isn't made if one of them is missing, and `tests/brokers/nats/test_nats_client.py` fails
+when one changes. `docs/brokers/nats.md` has what the public way costs.
 
 | private name | why |
 |---|---|
+| `_transport` | to have a socket of our own, which also sends a batch at once |
+| `_io_writer` | to send no password without TLS, and to close at once |
 | `_ps` | to end the connection where the parser would only log and stop reading |
-| `_transport`, `_io_writer` | to learn why a server rejects it, and to close at once |
-| `_process_info` | to send no password to a server that offers no TLS |
-| `_process_headers`, `_parse_header_lines` | to read headers that aren't UTF-8 |
+| `_process_headers` | to read headers that aren't UTF-8 |
 | `_build_message` | to read subjects that aren't UTF-8 |
-| `_send_command`, `_flush_pending` | to publish a batch at twice the rate |
-| `_close`, `_pending`, `_pending_data_size` | to close without waiting for the server |
-| `_error_cb` | to report what the parser couldn't read |
 """
 
+import asyncio
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
-from nats.errors import ConnectionClosedError, ProtocolError
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.protocol.parser import Parser
 from typing_extensions import override
+
+from outbox.errors import ConfigError
+
+PRIVATE: Final = frozenset(
+    {"_transport", "_io_writer", "_ps", "_process_headers", "_build_message"}
+)
+_FIRST_LINE: Final = re.compile(r"NATS/1\.0(?: (\d{3})(?: (.*))?)?")
 
 
 class _Parser(Parser):
@@ -38,19 +44,19 @@ class _Parser(Parser):
         except (NatsError, OSError):
             raise
         except Exception as error:
-            await self.nc._error_cb(error)
-            raise ProtocolError from error
+            raise OSError(str(error)) from error
 
 
-class _Transport(TcpTransport):
-    """Sends CONNECT together with the PING that follows it.
+class _Socket(TcpTransport):
+    """Sends CONNECT together with the PING that follows it, and waits for nothing.
 
     A server that rejects the CONNECT sends the reason and closes the connection. If a
     PING is still in flight then, the connection is reset and the reason is lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, secure: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._secure = secure
         self._held = b""
 
     @override
@@ -61,10 +67,23 @@ class _Transport(TcpTransport):
     @override
     def write(self, payload: bytes) -> None:
         if payload.startswith(b"CONNECT "):
+            assert self._io_writer is not None, "it is connected"
+            if self._secure and not self._io_writer.get_extra_info("ssl_object"):
+                raise NatsError("the server offers no TLS; write nats:// or enable it")
             self._held = payload
             return
         payload, self._held = self._held + payload, b""
         super().write(payload)  # type: ignore[no-untyped-call]
+
+    @override
+    async def drain(self) -> None:
+        # It would wait for a server that has stopped reading, even to close.
+        pass
+
+    @override
+    def close(self) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
 
 
 class NatsClient(Client):
@@ -73,38 +92,37 @@ class NatsClient(Client):
     Args:
         secure: whether to reject a server that offers no TLS, before any password is
             sent.
+
+    Raises:
+        ConfigError: this version of nats-py has changed what is used here.
     """
 
     def __init__(self, *, secure: bool) -> None:
         super().__init__()
-        self._transport = _Transport()
+        socket = _Socket(secure=secure)
+        if missing := PRIVATE - {*dir(Client), *vars(self), *vars(socket)}:
+            raise ConfigError(
+                f"this version of nats-py has no {', '.join(sorted(missing))}: install "
+                "the one in pillarbox's requirements.lock, or a newer pillarbox"
+            )
+        self._transport = socket
         self._ps = _Parser(self)
-        self._secure = secure
 
     @override
-    async def _process_info(
-        self, info: dict[str, Any], initial_connection: bool = False
-    ) -> None:
-        if self._secure and initial_connection and not info.get("tls_required"):
-            raise NatsError("the server offers no TLS; write nats:// or enable it")
-        await super()._process_info(info, initial_connection)
-
-    @staticmethod
-    @override
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        # nats-py drops bytes that aren't UTF-8; this keeps them as surrogates.
-        lines = raw.decode(errors="surrogateescape").split("\r\n")
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        # nats-py drops what isn't UTF-8, and fails if the first line isn't its own.
+        if not headers:
+            return None
+        text = headers.decode(errors="surrogateescape")
+        first, *lines = text.split("\r\n")
+        form = _FIRST_LINE.fullmatch(first)
+        if form is None:
+            return {"": text}
         pairs = (line.partition(":") for line in lines if line)
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    @override
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        try:
-            found: dict[str, str] | None = await super()._process_headers(headers)
-        except (UnicodeDecodeError, IndexError):
-            # nats-py expects a status in the first line; producers can write anything.
-            return {"": headers.decode(errors="surrogateescape")}
-        return found
+        found = {name.strip(): value.strip() for name, _, value in pairs}
+        if form[1]:
+            found |= {"Status": form[1], "Description": form[2] or ""}
+        return found or None
 
     @override
     def _build_message(
@@ -115,38 +133,30 @@ class NatsClient(Client):
         data: bytes,
         headers: dict[str, str] | None,
     ) -> Msg:
-        # nats-py raises if the subject isn't UTF-8, and stops reading for good.
-        return Msg(
-            _client=self,
-            subject=subject.decode(errors="surrogateescape"),
-            reply=reply.decode(errors="surrogateescape"),
-            data=data,
-            headers=headers,
-            _sid=sid,
+        # nats-py fails if the subject isn't UTF-8.
+        topic, answer = (
+            part.decode(errors="surrogateescape") for part in (subject, reply)
         )
+        return Msg(self, topic, answer, data, headers)
 
-    async def publish_all(self, commands: Iterable[bytes]) -> None:
-        """Send commands in order, without waiting for the server.
-
-        nats-py's `publish` encodes the headers of each message, and takes twice as
-        long.
+    async def written(self) -> None:
+        """Return when everything that was given to nats-py is written to the socket.
 
         Raises:
             ConnectionClosedError: the connection is closed.
         """
+        # No event shows it.
+        while self.pending_data_size and self.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         if not self.is_connected:
             raise ConnectionClosedError
-        for command in commands:
-            await self._send_command(command)
-        await self._flush_pending()
 
-    @override
-    async def _close(self, status: int, do_cbs: bool = True) -> None:
-        # nats-py would wait for a server that has stopped reading, or raise halfway
-        # because a write fails.
-        self._pending.clear()
-        self._pending_data_size = 0
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-        await super()._close(status, do_cbs)
+    async def publish_all(self, commands: Iterable[bytes]) -> None:
+        """Send commands in order, without waiting for the server.
+
+        Raises:
+            ConnectionClosedError: the connection is closed.
+        """
+        await self.written()
+        assert self._transport is not None, "it is set"
+        self._transport.writelines([*commands])

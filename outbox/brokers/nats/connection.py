@@ -184,10 +184,8 @@ class NatsConnection:
         """
         try:
             async with asyncio.timeout(_ANSWER):
-                # The client's own flush overtakes data that waits to be written, and
-                # there is no event that shows when it is written.
-                while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                # The client's own flush overtakes what waits to be written.
+                await self.client.written()
                 with cancellable():
                     await self.client.flush()
         except (NatsError, OSError, TimeoutError) as error:
@@ -237,7 +235,8 @@ class NatsConnection:
             self._on_refusal(str(error).removeprefix("nats: "))
 
     async def _closed(self) -> None:
-        reason = self.error or self.client.last_error or "connection lost"
+        last = self.client.last_error
+        reason = self.error or (last and last.__cause__) or last or "connection lost"
         self._end(self._settings.unavailable(reason))
 
     def _end(self, reason: BrokerUnavailableError) -> BrokerUnavailableError:

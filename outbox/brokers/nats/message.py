@@ -17,6 +17,8 @@ from outbox.message import Message
 PREFIX: Final = "ce-"
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+OF_CONSUMER: Final = "pillarbox consumer "
+"""The description of a durable, before the name of the consumer that it belongs to."""
 
 _VISIBLE: Final = re.compile(r"[!#$&-~]*")
 _SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"

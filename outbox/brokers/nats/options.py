@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
+from outbox.brokers.shards import shards_option
 from outbox.errors import ConfigError
 
 _FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")
@@ -23,7 +24,7 @@ class NatsOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("nats", "tls")
     ports: ClassVar[Mapping[str, int]] = {"nats": 4222, "tls": 4222}
-    destination: ClassVar[tuple[str, ...] | None] = ("stream", "domain")
+    destination: ClassVar[tuple[str, ...] | None] = ("stream", "domain", "shards")
 
     stream: str | None = option(
         Form.text(NAME_FORM, is_name),
@@ -39,6 +40,7 @@ class NatsOptions(BrokerOptions):
         help="subjects, separated by commas: `stream` is created with them if it is "
         "missing",
     )
+    shards: int = shards_option()
     max_payload_bytes: int | None = payload_limit(shown="the server's limit")
     timeout: timedelta = option(
         Form.duration(),

@@ -86,7 +86,7 @@ class RabbitMQOptions(BrokerOptions):
     prefetch: int | None = option(
         Form.number(most=65_535),
         side="consumer",
-        shown='1,024; 4 × the first `limit`, at least 100, with `order="none"`',
+        shown='6,000; 4 × the first `limit`, at least 100, with `order="none"`',
         help="most messages held in this process",
     )
     cacertfile: str | None = option(

@@ -1,4 +1,4 @@
-"""The options of a `redis://` or `rediss://` URL."""
+"""The options of a URL of Redis, or of its Sentinels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +23,19 @@ settled everything in the other layouts.
 class RedisOptions(BrokerOptions):
     """The options of the publisher and the source; redis-py reads the rest."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
-    ports: ClassVar[Mapping[str, int]] = {"redis": 6379, "rediss": 6379}
+    ports: ClassVar[Mapping[str, int]] = {
+        "redis": 6379,
+        "rediss": 6379,
+        "redis+sentinel": 26379,
+        "rediss+sentinel": 26379,
+    }
+    schemes: ClassVar[tuple[str, ...]] = tuple(ports)
     destination: ClassVar[tuple[str, ...] | None] = ("shards",)
     client: ClassVar[tuple[str, ...]] = (
         "username",
         "password",
+        "sentinel_username",
+        "sentinel_password",
         "db",
         "client_name",
         "socket_timeout",
@@ -56,6 +63,13 @@ class RedisOptions(BrokerOptions):
         512 * 1024 * 1024
     )
     shards: int = shards_option()
+    replicas: int = option(
+        Form.number(0),
+        0,
+        side="relay",
+        help="how many replicas must have a batch before it counts as published "
+        "(`WAIT`)",
+    )
     reclaim_after: timedelta = option(
         Form.duration(),
         timedelta(seconds=60),
@@ -66,6 +80,9 @@ class RedisOptions(BrokerOptions):
     @classmethod
     @override
     def place(cls, path: str, query: str) -> str:
-        """Return the number of the database, from the query or else the path."""
-        given = parse_qs(query).get("db", [path.strip("/")])[0]
-        return f"/{int(given or 0)}"
+        """Return the Sentinels' name of the master, and the number of the database."""
+        master, _, number = path.strip("/").rpartition("/")
+        if not number.isdecimal():
+            master, number = path.strip("/"), "0"
+        given = parse_qs(query).get("db", [number])[0]
+        return f"{'/' if master else ''}{master}/{int(given)}"

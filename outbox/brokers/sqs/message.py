@@ -1,8 +1,8 @@
 """The form of a message in SQS and SNS: a text body and at most ten attributes.
 
-Eight attributes are those of CloudEvents, one names the encoding of the body, and one
-holds the message's own headers as JSON. If there is room, `traceparent` gets its own
-attribute.
+Up to nine attributes are those of CloudEvents, one names the encoding of the body, and
+one holds the message's own headers as JSON. Where that makes eleven, the priority is
+among the headers. If there is room, `traceparent` gets its own attribute.
 """
 
 import base64
@@ -29,6 +29,7 @@ _MAX_ATTRIBUTES: Final = 10
 _TIME: Final = f"{PREFIX}time"
 _TRACE: Final = "traceparent"
 _ID: Final = f"{PREFIX}id"
+_PRIORITY: Final = f"{PREFIX}priority"
 # In text, AWS accepts only the characters that XML allows.
 _REFUSED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ESCAPED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|%")
@@ -61,6 +62,8 @@ def write(message: Message) -> Written:
     own = dict(message.headers)
     if how is not None:
         values[BODY] = how
+    if own and len(values) == _MAX_ATTRIBUTES:
+        own[_PRIORITY] = values.pop(_PRIORITY)
     room = _MAX_ATTRIBUTES - len(values)
     if own and (own.keys() != {_TRACE} or not own[_TRACE]):
         room -= 1
@@ -125,19 +128,12 @@ def _read(payload: bytes, values: Mapping[str, str]) -> Message:
         for name, value in values.items()
         if name not in {HEADERS, BODY}
     }
+    if _PRIORITY in own:
+        plain[_PRIORITY] = own.pop(_PRIORITY)
     message = from_headers(plain, payload, PREFIX)
     if not own:
         return message
-    return Message(
-        message.topic,
-        payload,
-        key=message.key,
-        tenant=message.tenant,
-        headers={**message.headers, **own},
-        id=message.id,
-        content_type=message.content_type,
-        schema_version=message.schema_version,
-    )
+    return message.replace(headers={**message.headers, **own})
 
 
 def _write_body(payload: bytes) -> tuple[str, str | None]:

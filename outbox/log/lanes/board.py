@@ -12,15 +12,13 @@ from datetime import datetime
 from typing import Final
 
 from outbox.bounded_dict import BoundedDict
-from outbox.lane import PRIORITIES, Priority, lanes_of
+from outbox.lane import PRIORITIES, Priority, Turns, lanes_of
 from outbox.log.lanes.keys import FAR_AWAY
 from outbox.log.lanes.lane import Lane
 from outbox.log.reader import LogReader
 from outbox.postgres.advisory_lock import MAIN
 from outbox.postgres.lease import Lease
 
-_WEIGHTS: Final = {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
-"""How many claims each gets in a round while all of them have messages."""
 _MANY: Final = 8
 """After so many claims with messages, between which it was never idle, it is busy."""
 
@@ -36,7 +34,7 @@ class LaneBoard:
     ) -> None:
         self._lease = lease
         self._concurrency = concurrency
-        self._credit = dict.fromkeys(PRIORITIES, 0)
+        self._priorities = Turns()
         self._known: dict[int, Lane] = {}
         # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
@@ -119,7 +117,7 @@ class LaneBoard:
             self._claim_everywhere = False
             self._recheck.clear()
         elif waiting:
-            priority = self._next_priority(waiting)
+            priority = self._priorities.next(waiting)
             share = math.ceil(self._active(priority) / self._concurrency)
             chosen = waiting[priority][:share]
         else:
@@ -272,14 +270,6 @@ class LaneBoard:
     def _active(self, priority: Priority) -> int:
         known = (self._known.get(number) for number in lanes_of(priority))
         return sum(lane is not None and not lane.idle for lane in known)
-
-    def _next_priority(self, waiting: Collection[Priority]) -> Priority:
-        # Smooth weighted round robin.
-        for priority in waiting:
-            self._credit[priority] += _WEIGHTS[priority]
-        best = max(waiting, key=lambda priority: self._credit[priority])
-        self._credit[best] -= sum(_WEIGHTS[p] for p in waiting)
-        return best
 
     def _update_events(self) -> None:
         # A comprehension and not generators, since it runs often.

@@ -17,9 +17,10 @@ WITH ended AS (
  RETURNING id, created_at, attempts, reason
 )
 INSERT INTO outbox.dead_letter
-       (origin, message_id, topic, key, tenant, attempts, schema_version,
+       (origin, message_id, topic, key, tenant, attempts, schema_version, priority,
         content_type, headers, payload, error_reason, retry_after)
-SELECT 'relay:' || %(reader)s, m.id::text, topic, key, tenant, ended.attempts, schema_version, content_type,
+SELECT 'relay:' || %(reader)s, m.id::text, topic, key, tenant, ended.attempts, schema_version,
+       (ARRAY['realtime', 'default', 'bulk'])[m.lane / 16 + 1], content_type,
        headers, payload, ended.reason, CASE WHEN NOT %(by_hand)s::boolean THEN now() END
   FROM ended
   JOIN outbox.message AS m

@@ -32,6 +32,7 @@ class Process:
         running_id: the message whose handler has been running for longest, if for more
             than a few seconds; one that is overdue comes first.
         running_due: when that handler is or was overdue; None: never.
+        standing_by: the topics that another replica receives; None: none.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Process:
     running_handler: str | None
     running_since: datetime | None
     running_due: datetime | None
+    standing_by: str | None
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether the handler that has been running for longest is overdue."""

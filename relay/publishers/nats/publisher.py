@@ -28,14 +28,15 @@ from outbox.brokers.nats.connection import (
 from outbox.brokers.nats.message import (
     encode_headers,
     header_problem,
-    subject_problem,
 )
 from outbox.brokers.nats.options import NatsOptions
 from outbox.brokers.nats.settings import NatsSettings
+from outbox.brokers.shards import Shard
 from outbox.errors import BrokerUnavailableError, shorten
 from outbox.message import Message
 from relay.answers import Answers
 from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from relay.publishers.nats.layouts import Layouts, line_of
 
 _PONG: Final = 5
 _RECENTLY: Final = 30.0
@@ -142,6 +143,7 @@ class NatsPublisher:
         self.identity = NatsOptions.identity(url)
         options = self._settings.options
         self._stream = options.stream
+        self._shards = options.shards
         self._max_payload_bytes = options.max_payload_bytes
         self._timeout = options.timeout.total_seconds()
         self._link = NatsLink(
@@ -152,6 +154,7 @@ class NatsPublisher:
             on_refusal=self._forbidden,
         )
         self._inbox = ""
+        self._layouts: Layouts | None = None
         self._tickets = count()
         self._flights: dict[str, tuple[Answers[Answer], int]] = {}
         self._acked: dict[str, tuple[float, int]] = {}
@@ -207,16 +210,24 @@ class NatsPublisher:
         if not batch:
             return []
         connection = await self._connected()
-        headers = [self._headers(message, connection) for message in batch]
+        assert self._layouts is not None
+        with nats_errors(self._settings):
+            refused = await self._layouts.refused({line_of(it) for it in batch})
+        headers = [
+            refused.get(line_of(message)) or self._headers(message, connection)
+            for message in batch
+        ]
         answers: Answers[Answer] = Answers(
             batch, (each if isinstance(each, Nacked) else None for each in headers)
         )
+        if refused:
+            answers.hold_back()
         if answers.left:
             await self._send(answers, headers, connection)
         return await self._confirmations_of(answers, connection)
 
     def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
-        if problem := subject_problem(message.topic) or header_problem(message):
+        if problem := header_problem(message):
             return Nacked(problem, permanent=True)
         if too_large := nack_too_large(message.payload, self._max_payload_bytes):
             return too_large
@@ -245,13 +256,14 @@ class NatsPublisher:
         for index, (message, own) in enumerate(
             zip(answers.batch, headers, strict=True)
         ):
-            if isinstance(own, Nacked):
+            if isinstance(own, Nacked) or answers.given[index] is not None:
                 continue
             ticket = str(next(self._tickets))
             tickets.append(ticket)
             self._flights[ticket] = answers, index
             reply = self._inbox + ticket
-            commands.append(publish_command(message.topic, reply, own, message.payload))
+            subject = self._subject(message)
+            commands.append(publish_command(subject, reply, own, message.payload))
         try:
             await connection.client.publish_all(commands)
             await self._wait(answers, connection)
@@ -295,7 +307,7 @@ class NatsPublisher:
         # NATS doesn't answer forbidden messages; its error names the subject, in lower
         # case.
         for ticket, (answers, index) in list(self._flights.items()):
-            if f'"{answers.batch[index].topic.lower()}"' in text:
+            if f'"{self._subject(answers.batch[index]).lower()}"' in text:
                 del self._flights[ticket]
                 answers.give(index, Nacked(f"NATS refused it: {text}"))
 
@@ -310,11 +322,12 @@ class NatsPublisher:
             verdict: Acked | Nacked | Full
             match answer:
                 case Unanswered() | None:
-                    if message.topic not in streams:
-                        streams[message.topic] = await self._silence(
-                            message.topic, connection, is_late=answer is None
+                    subject = self._subject(message)
+                    if subject not in streams:
+                        streams[subject] = await self._silence(
+                            subject, connection, is_late=answer is None
                         )
-                    verdict = streams[message.topic]
+                    verdict = streams[subject]
                 case _:
                     verdict = answer
             if isinstance(verdict, Full):
@@ -355,7 +368,7 @@ class NatsPublisher:
             reason = f"stream {stream!r} gave no answer for {self._timeout:g} s"
             return Full(stream, reason)
         refused = Nacked(f"stream {stream!r} {_NO_ACK}")
-        self._silent[topic] = time.monotonic(), refused
+        self._silent[Shard.named(topic).topic] = time.monotonic(), refused
         return refused
 
     def _goes_on(self, full: Full) -> bool:
@@ -378,7 +391,13 @@ class NatsPublisher:
         with nats_errors(self._settings):
             return await self._link.connected()
 
+    def _subject(self, message: Message) -> str:
+        if self._shards == 1:
+            return message.topic
+        return Shard.holding(message, self._shards).name
+
     async def _prepare(self, connection: NatsConnection) -> None:
+        self._layouts = Layouts(connection, self._stream, self._shards)
         self._inbox = f"{connection.client.new_inbox()}."
         await connection.client.subscribe(f"{self._inbox}*", cb=self._on_reply)
 

@@ -48,6 +48,7 @@ class TestKafkaPublisher(ThroughProxy, PublisherSuite):
 class TestKafkaSource(ThroughProxy, SourceSuite):
     kind: ClassVar[str] = "private_mock"
     capabilities = SourceCapabilities(
+        reads_ahead=True,
         acks_each=False,
         counts_attempts=False,
         hands_back=False,

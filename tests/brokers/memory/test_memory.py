@@ -40,6 +40,7 @@ class TestMemoryPublisher(PublisherSuite):
 
 class TestMemorySource(SourceSuite):
     capabilities = SourceCapabilities(
+        reads_ahead=True,
         dates_deliveries=False,
         holds_back_keys=False,
         shares=False,

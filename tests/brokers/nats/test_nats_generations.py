@@ -77,7 +77,7 @@ async def test_a_reader_that_was_frozen_in_its_pull_reads_nothing_more(
         await publish(shared_nats.url, *numbered(topic, 4, start=6))
         assert await handle(other, 4) == [6, 7, 8, 9]
         # NATS had sent these to the open pull.
-        assert await until_standing_by(frozen) == [2, 3, 4, 5]
+        assert {*await until_standing_by(frozen)} <= {2, 3, 4, 5}
 
 
 async def test_a_frozen_reader_is_replaced_after_ack_wait_and_not_before(
@@ -240,33 +240,17 @@ def server_for(*denied: str) -> dict[str, Any]:
     return {"authorization": {"users": users, "timeout": 60}}
 
 
-@pytest.mark.parametrize("right", ["DELETE", "DURABLE.CREATE", "NAMES"])
-async def test_without_the_right_to_create_and_delete_durables_replicas_share_one(
-    right: str,
-) -> None:
-    with nats_server(server_for(f"$JS.API.CONSUMER.{right}.>")) as server:
-        every = server.url.replace("://", "://all:all@")
-        some = server.url.replace("://", "://some:some@")
-        await make_stream(every, "ORDERS", "orders.>")
-        async with shared_source(every, "orders.x"):
-            pass
-        await publish(every, *numbered("orders.x", 2, keys=2))
-        async with source(some, "orders.x") as one, source(some, "orders.x") as two:
-            for replica in (one, two):
-                (delivery,) = await receive_despite_losses(replica, 1, limit=1)
-                await delivery.ack()
-                (warning,) = replica.abilities.warnings()
-                assert "all replicas receive at the same time" in warning
-                assert "grant the user publish on $JS.API.CONSUMER.>" in warning
-                assert not replica.abilities.standing_by()
-        (name,) = await durables(every, "ORDERS")
-        assert "-1-" not in name
-
-
-@pytest.mark.parametrize("denied", ["pillarbox.reads.>", "_INBOX.>"])
-async def test_a_user_that_may_not_ask_or_answer_who_reads_is_refused(
-    denied: str,
-) -> None:
+@pytest.mark.parametrize(
+    "denied",
+    [
+        "$JS.API.CONSUMER.DELETE.>",
+        "$JS.API.CONSUMER.DURABLE.CREATE.>",
+        "$JS.API.CONSUMER.NAMES.>",
+        "$JS.API.STREAM.INFO.>",
+        "pillarbox.reads.>",
+    ],
+)
+async def test_a_user_without_a_right_is_refused_with_the_remedy(denied: str) -> None:
     with nats_server(server_for(denied)) as server:
         every = server.url.replace("://", "://all:all@")
         some = server.url.replace("://", "://some:some@")
@@ -275,7 +259,5 @@ async def test_a_user_that_may_not_ask_or_answer_who_reads_is_refused(
             async with source(some, "orders.x"):
                 pass
         assert "permissions violation for publish" in str(refused.value)
-        assert "publish and subscribe on pillarbox.reads.>" in str(refused.value)
-        assert "publish on _INBOX.>" in str(refused.value)
-        async with shared_source(some, "orders.x"):
-            pass
+        assert "grant the user publish on $JS.API.> and" in str(refused.value)
+        assert not await durables(every, "ORDERS")

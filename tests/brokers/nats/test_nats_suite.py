@@ -56,7 +56,9 @@ class TestNatsPublisher(ThroughProxy, PublisherSuite):
 
 class TestNatsSource(ThroughProxy, SourceSuite):
     # The next reader begins above the ack floor.
-    capabilities = SourceCapabilities(one_receives=True, shares=False, acks_each=False)
+    capabilities = SourceCapabilities(
+        one_receives=True, reads_ahead=True, shares=False, acks_each=False
+    )
     hold = 2.0
 
     @pytest.fixture(autouse=True)

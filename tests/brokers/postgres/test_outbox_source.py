@@ -56,7 +56,9 @@ HOUR = timedelta(hours=1)
 
 class TestPostgresSource(ProxiedUrl, SourceSuite):
     server = "database_url"
-    capabilities = Capabilities(takes_bytes=False, takes_bytes_as_topic=False)
+    capabilities = Capabilities(
+        reads_ahead=True, takes_bytes=False, takes_bytes_as_topic=False
+    )
     # A replica that a busy machine delays keeps its lanes.
     hold = 5.0
 

@@ -59,7 +59,7 @@ def test_a_round_resumes_where_the_last_one_ended() -> None:
 def test_a_skipped_tenant_keeps_its_position() -> None:
     line = ready("a1", "b1", "a2", "b2")
     assert taken(line, 9, "a") == ["b1", "b2"]
-    assert line.tenants == ["a"]
+    assert line.stocked(1) == ["a"]
     assert taken(line, 9) == ["a1", "a2"]
 
 

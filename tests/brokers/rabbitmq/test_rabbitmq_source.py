@@ -32,6 +32,7 @@ from tests.fixtures.waiting import wait_for
 from tests.servers.rabbitmq import RabbitMQServer
 
 SOON = timedelta(milliseconds=50)
+QUORUM = {"x-queue-type": "quorum"}
 
 
 @pytest.fixture
@@ -283,15 +284,38 @@ async def test_a_consumer_needs_to_configure_the_queue_that_shows_who_consumes(
             assert await sharing.receive(limit=1) == []
 
 
-async def test_a_queue_of_rabbitmq_4_that_drops_returned_messages_is_reported(
+async def test_a_queue_that_rabbitmq_4_limits_is_reported_and_ours_is_not(
     rabbitmq_url: str, consumer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with source(rabbitmq_url, consumer) as old:
-        assert not old.abilities.warnings()
+    older = f"older-{consumer}"
+    with channel_of(rabbitmq_url) as channel:
+        channel.queue_declare(older, durable=True, arguments=QUORUM)
     monkeypatch.setattr(AmqpConnection, "server_version", (4, 0))
-    async with source(rabbitmq_url, consumer) as new:
-        (warning,) = new.abilities.warnings()
-    assert f"queue '{consumer}' has no x-delivery-limit" in warning
+    async with source(rabbitmq_url, consumer) as ours:
+        assert not ours.abilities.warnings()
+    async with source(rabbitmq_url, older) as existing:
+        (warning,) = existing.abilities.warnings()
+    assert f"queue '{older}' has no x-delivery-limit" in warning
+
+
+async def test_what_is_returned_30_times_is_lost_only_where_it_was_reported(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    older = f"older-{consumer}"
+    with channel_of(rabbitmq_url) as channel:
+        channel.queue_declare(older, durable=True, arguments=QUORUM)
+    for name in (consumer, older):
+        async with source(rabbitmq_url, name, prefetch=1) as only:
+            reported = bool(only.abilities.warnings())
+            await publish(rabbitmq_url, *numbered(1))
+        received = 0
+        with channel_of(rabbitmq_url) as channel:
+            for _ in range(30):
+                method, _properties, _body = channel.basic_get(name)
+                if method is not None:
+                    received += 1
+                    channel.basic_reject(method.delivery_tag or 0)
+        assert (received < 30) == reported
 
 
 async def test_at_most_the_prefetch_is_held_and_a_retry_holds_its_key(
@@ -369,6 +393,21 @@ async def test_a_deleted_queue_is_redeclared(rabbitmq_url: str, consumer: str) -
         assert await only.receive(limit=10) == []
         await publish(rabbitmq_url, *numbered(3))
         assert payloads(await receive_despite_losses(only, 3)) == [0, 1, 2]
+
+
+async def test_a_deleted_queue_with_two_consumers_is_the_reason_of_the_loss(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer, shared=True, prefetch=2) as only:
+        await publish(rabbitmq_url, *numbered(2, keys=2))
+        for delivery in await receive_despite_losses(only, 2):
+            assert await delivery.hand_back(timedelta(minutes=1))
+        for _ in range(2):  # what is aside fills its prefetch, so it consumes again
+            assert await only.receive(limit=10) == []
+        with channel_of(rabbitmq_url) as channel:
+            channel.queue_delete(consumer)
+        with pytest.raises(BrokerUnavailableError, match="was deleted"):
+            await until_lost(only)
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])

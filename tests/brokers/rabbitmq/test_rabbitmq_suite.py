@@ -49,7 +49,7 @@ class RabbitMQSourceCase(ProxiedUrl, SourceSettling):
     """Tests in which queue types can differ, except slow ones with time limits."""
 
     server = "rabbitmq_url"
-    capabilities = SourceCapabilities(shares=False, one_receives=True)
+    capabilities = SourceCapabilities(shares=False, one_receives=True, reads_ahead=True)
     options = ""
     # Long enough that a client that hangs briefly doesn't count as a stalled broker.
     heartbeat = 20

@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis import Redis as SyncRedis
@@ -21,6 +22,7 @@ from outbox.testing.lifetime import free_port
 from pillarbox import Message
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import (
     entered,
@@ -30,7 +32,7 @@ from tests.fixtures.sources import (
     receive_despite_losses,
 )
 from tests.fixtures.waiting import answer_after
-from tests.servers.redis import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_program, redis_server
 
 SOON = timedelta(milliseconds=50)
 
@@ -57,7 +59,7 @@ class Sentinel(RedisServer):
     def command(self) -> Sequence[str]:
         settings = self.directory / "sentinel.conf"
         settings.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n")
-        return ["redis-server", str(settings), "--sentinel"]
+        return [redis_program(), str(settings), "--sentinel"]
 
 
 async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
@@ -68,7 +70,7 @@ async def test_a_redis_cluster_and_a_sentinel_are_refused_at_the_start(
         redis_server(
             {"cluster-enabled": "yes", "cluster-port": str(free_port())}
         ) as cluster,
-        Sentinel("redis-server", tmp_path, {}).running() as sentinel,
+        Sentinel(redis_program(), tmp_path, {}).running() as sentinel,
     ):
         for server, mode in ((cluster, "cluster"), (sentinel, "sentinel")):
             for adapter in (
@@ -200,6 +202,42 @@ async def test_what_a_read_found_whose_answer_was_lost_comes_before_anything_new
         for delivery in held + rest:
             await delivery.ack()
     assert pending(redis_url) == 0
+
+
+async def test_a_member_subscribes_again_whose_subscription_fell_silent(
+    private_redis: RedisServer, redis_url: str, proxy: MakeProxy
+) -> None:
+    server, url = proxy(private_redis.url)
+    await publish(redis_url, *numbered(1))
+    async with source(url, "orders", socket_timeout=1) as consumer:
+        # As if a frozen master had been replaced: its connections stay open.
+        server.divert(urlsplit(redis_url).port or 0, answers=False)
+        assert payloads(await receive_despite_losses(consumer, 1)) == [0]
+
+
+async def test_two_replicas_never_stand_by_for_each_other(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = streams._answers
+
+    async def lose(pipeline: Any) -> Any:
+        await send(pipeline)
+        monkeypatch.undo()
+        raise RedisConnectionError
+
+    async with (
+        source(redis_url, "orders") as older,
+        source(redis_url, "orders") as younger,
+    ):
+        await publish(redis_url, *numbered(2))
+        await older._streams._presence.end()
+        monkeypatch.setattr(streams, "_answers", lose)
+        with pytest.raises(BrokerUnavailableError):
+            await younger.receive(limit=1)
+        await older._streams._presence.show(older._streams._channel)
+        # The younger one has got an entry, and doesn't know that.
+        assert await older.receive(limit=2) == []
+        assert payloads(await receive(younger, 2)) == [0, 1]
 
 
 async def test_a_replica_that_lost_an_entry_gives_up_the_later_ones(

@@ -18,7 +18,7 @@ from pillarbox import Message
 from tests.fixtures.processes import ROOT
 from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import entered, receive
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, redis_program
 
 PAGE = (ROOT / "docs/brokers/redis.md").read_text()
 RIGHTS = re.findall(r"ACL SETUSER billing on >password ~orders\.\* (.+)", PAGE)[
@@ -86,7 +86,7 @@ class WithoutScripts(RedisServer):
 
 
 async def test_a_server_without_scripts_is_refused(tmp_path: Path) -> None:
-    with WithoutScripts("redis-server", tmp_path, {}).running() as server:
+    with WithoutScripts(redis_program(), tmp_path, {}).running() as server:
         for kind in (source, shared):
             with pytest.raises(ConfigError, match=r"EVAL.*needs Redis 6\.2 or newer"):
                 async with kind(server.url, "orders"):

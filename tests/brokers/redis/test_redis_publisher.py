@@ -3,7 +3,8 @@
 import pytest
 from redis import Redis as SyncRedis
 
-from outbox.errors import BrokerUnavailableError
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.lifetime import free_port
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
 from relay.publishers.redis import RedisPublisher
@@ -59,3 +60,52 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
         await publisher.publish(numbered(1000))
     with SyncRedis.from_url(redis_url) as client:
         assert 100 <= int(str(client.xlen("orders"))) < 300
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis+sentinel://one,two", "write redis.sentinel://host:26379,"),
+        ("redis+sentinel://one,two/main/x", "'x' is not the number of a Redis"),
+        ("redis://one,two/main", "'main' is not the number of a Redis"),
+        ("redis+sentinel://one/main?ssl_keyfile=x", "ssl_keyfile needs TLS"),
+        (
+            "redis+sentinel://one/main?replicas=-1",
+            "replicas='-1': write a whole number",
+        ),
+    ],
+)
+def test_a_url_of_sentinels_that_cannot_be_meant_is_refused(
+    url: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        RedisPublisher(url)
+
+
+def test_the_identity_is_of_the_sentinels_the_master_and_the_database() -> None:
+    same = {
+        "redis+sentinel://two,one:26379/main",
+        "rediss+sentinel://user:secret@one,two/main/0?sentinel_password=hidden",
+    }
+    assert len({RedisPublisher(url).identity for url in same}) == 1
+    other = "redis+sentinel://one,two/main/1"
+    assert RedisPublisher(other).identity == "redis://one,two/main/1"
+
+
+async def test_sentinels_that_are_away_are_named_without_their_secrets() -> None:
+    port = free_port()
+    url = f"redis+sentinel://me:secret@127.0.0.1:{port}/main?sentinel_password=hidden"
+    with pytest.raises(BrokerUnavailableError) as raised:
+        await RedisPublisher(url).__aenter__()
+    assert str(raised.value) == (
+        f"broker redis+sentinel://me@127.0.0.1:{port}/main can't be reached: no "
+        "Sentinel names a master that is up"
+    )
+
+
+async def test_a_batch_that_too_few_replicas_have_counts_as_unpublished(
+    redis_url: str,
+) -> None:
+    async with RedisPublisher(f"{redis_url}?replicas=1") as publisher:
+        with pytest.raises(BrokerUnavailableError, match="0 of 1 replicas have"):
+            await publisher.publish(numbered(1))

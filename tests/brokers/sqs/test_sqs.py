@@ -13,6 +13,7 @@ from inbox.sources.sqs import SqsSource
 from inbox.sources.sqs.queue import SqsQueue
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.lane import Priority
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
 from pillarbox import Message
@@ -101,6 +102,27 @@ async def test_one_queue_can_receive_all_topics_of_a_consumer(
     url = f"{shared_sqs.url('sns')}&queue=%7Bconsumer%7D-{queue}"
     async with source(url, one, "*") as consumer:
         assert {d.message.topic for d in await receive(consumer, 2)} == {one, other}
+
+
+async def test_urgent_messages_are_found_behind_as_many_as_were_just_handled(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(f"{topic}.fifo")
+    bulk = [m.replace(priority=Priority.BULK) for m in numbered(topic, 60, keys=60)]
+    urgent = Message(topic, b"urgent", key="urgent", priority=Priority.REALTIME)
+    url = f"{shared_sqs.url()}&fifo=true"
+    await publish(url, *bulk, urgent)
+    async with source(url, topic) as consumer:
+        for delivery in await receive(consumer, 20, limit=10):
+            await delivery.ack()
+        received = await receive(consumer, 1, limit=1)
+        assert received[0].message.priority is Priority.BULK
+        while (delivery := (await receive(consumer, 1, limit=1))[0]).message != urgent:
+            received.append(delivery)
+            if reading := consumer._polls._tasks:
+                await asyncio.wait(reading)
+        assert len(received) < 20
 
 
 async def test_a_failed_message_of_a_group_comes_again_before_later_ones(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outbox.brokers.sqs.connection import SqsSettings, resource_name
 from outbox.brokers.sqs.message import group_of, read, typed, write
 from outbox.errors import InvalidMessageError
+from outbox.lane import Priority
 from outbox.testing.samples import TRACEPARENT, differences
 from pillarbox import Message
 
@@ -25,6 +26,7 @@ messages = st.builds(
     headers=st.dictionaries(texts | st.just("traceparent"), texts | st.just("")),
     content_type=texts,
     schema_version=st.integers(1, 2**31 - 1),
+    priority=st.sampled_from(Priority),
 )
 
 
@@ -82,6 +84,13 @@ def test_the_time_and_the_trace_attribute_give_way_to_other_attributes() -> None
     assert len(written.attributes) == 10
     assert json.loads(written.attributes["headers"]) == headers
     assert "ce-time" not in written.attributes
+
+    urgent = full.replace(priority=Priority.REALTIME)
+    written = write(urgent)
+    assert len(written.attributes) == 10
+    assert differences(urgent, through(urgent)) == {}
+    alone = write(urgent.replace(headers={}))
+    assert alone.attributes["ce-priority"] == "realtime"
 
 
 def test_an_empty_value_is_refused() -> None:

@@ -71,7 +71,7 @@ async def test_once_handles_what_is_waiting_and_exits(site: Site) -> None:
     numbers = numbered(20, keys=5)
     bulk, later = Message("bulk.a", b"bulk"), Message("orders", b"later", key="k")
     await site.publish(*numbers, bulk, later, Message("orders", b"exit"))
-    process = site.run(CONSUMER, "--once", INTERVALS="idle=0.5")
+    process = site.run(CONSUMER, "--once", INTERVALS="idle=3")
     # A retry that is due later isn't waited for.
     assert process.wait(60) == 0, process.log()
     assert sorted(site.effects()) == sorted([*map(str, range(20)), "bulk"])

@@ -1,22 +1,29 @@
 """The backlog: order by position, and waiting keys."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 
-from inbox.consuming.backlog import Backlog
+from inbox.consuming.backlog import READ_AHEAD, Backlog
+from outbox.lane import Priority
+from pillarbox import Message
+
+DEFAULT = Message("t", b"")
 
 
 class Item(NamedTuple):
     place: int
     key: str | None
+    message: Message = DEFAULT
 
 
 @dataclass(eq=False)
 class Entry:
     key: str | None
     place: int = 1
+    message: Message = DEFAULT
 
 
 class Clock:
@@ -123,3 +130,59 @@ def test_waiting_messages_are_listed_with_those_they_hold_back() -> None:
     }
     clock.now += 4
     assert backlog.waiting() == []
+
+
+def of(priority: Priority, place: int = 1, key: str | None = None) -> Item:
+    return Item(place, key, Message("t", b"", priority=priority))
+
+
+def test_priorities_take_turns_and_the_most_urgent_comes_first() -> None:
+    backlog: Backlog[Item] = Backlog()
+    for priority in reversed(Priority):
+        for place in range(20):
+            backlog.add(of(priority, place))
+    taken = [item for _ in range(20) for item in backlog.take(1)]
+    assert taken[0].message.priority is Priority.REALTIME
+    assert Counter(item.message.priority for item in taken) == {
+        Priority.REALTIME: 12,
+        Priority.DEFAULT: 6,
+        Priority.BULK: 2,
+    }
+    for priority in Priority:
+        places = [item.place for item in taken if item.message.priority is priority]
+        assert places == list(range(len(places)))
+
+
+def test_a_key_waits_whatever_the_priority() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.add(of(Priority.REALTIME, 2, "a"))
+    backlog.defer(of(Priority.BULK, 1, "a"), 5)
+    assert take_all(backlog) == []
+    clock.now += 5
+    assert take_all(backlog) == [2, 1]
+
+
+def test_there_is_room_to_read_ahead_until_there_are_many_or_large_messages() -> None:
+    backlog: Backlog[Item] = Backlog()
+    assert backlog.room == 0
+    small = Item(1, None)
+    for _ in range(READ_AHEAD - 1):
+        backlog.add(small)
+    assert backlog.room == 1
+    backlog.defer(Item(2, None), 5)
+    assert backlog.room == 0
+    assert len(backlog.take(1)) == backlog.room == 1
+    backlog.clear()
+
+    backlog = Backlog()
+    large = Item(1, "a", Message("t", bytes(1024 * 1024)))
+    backlog.add(large)
+    assert backlog.room == 31
+    for _ in range(31):
+        backlog.add(large)
+    assert backlog.room == 0
+    backlog.defer(large, 5)
+    backlog.forget("a")
+    backlog.take(2)
+    assert backlog.room == 2

@@ -10,14 +10,20 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.source import Delivery
 from inbox.sources.memory import MemoryDelivery, MemorySource
+from outbox.lane import Priority
 from pillarbox import Message
 
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)
 
 
-def delivery(name: str, key: str | None = None, tenant: str | None = None) -> Delivery:
-    message = Message(name, b"", key=key, tenant=tenant)
+def delivery(
+    name: str,
+    key: str | None = None,
+    tenant: str | None = None,
+    priority: Priority = Priority.DEFAULT,
+) -> Delivery:
+    message = Message(name, b"", key=key, tenant=tenant, priority=priority)
     return MemoryDelivery(MemorySource(), message, 0)
 
 
@@ -93,6 +99,30 @@ async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently() ->
     await work.until(lambda: work.begun == ["a1", "b1", "a2"])
     work.end("a2", "b1")
     assert await work.dispatcher.stop(HOUR) == []
+
+
+async def test_the_order_of_a_key_is_that_within_a_priority() -> None:
+    work = Work()
+    first, second = delivery("a1", "a"), delivery("a2", "a")
+    urgent = delivery("a3", "a", priority=Priority.REALTIME)
+    work.dispatcher.accept([first, second, urgent])
+    await work.until(lambda: work.begun == ["a1", "a3"])
+    work.end("a3", "a1")
+    await work.until(lambda: work.begun == ["a1", "a3", "a2"])
+    work.end("a2")
+    assert await work.dispatcher.stop(HOUR) == []
+
+
+async def test_an_urgent_message_gets_the_next_slot() -> None:
+    work = Work(max_in_flight=1, max_lines=9)
+    bulk = [delivery(f"{n}", priority=Priority.BULK) for n in range(5)]
+    work.dispatcher.accept(bulk)
+    await work.until(lambda: work.begun == ["0"])
+    work.dispatcher.accept([delivery("urgent", priority=Priority.REALTIME)])
+    work.end("0", "urgent", *map(str, range(5)))
+    await work.until(lambda: len(work.done) == 6)
+    assert work.done == ["0", "urgent", "1", "2", "3", "4"]
+    await work.dispatcher.stop(HOUR)
 
 
 async def test_a_line_whose_task_is_cancelled_before_a_stop_is_an_error() -> None:

@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inbox.consuming.fair_scheduler import FairScheduler, Tenant
+from outbox.lane import PRIORITIES, Priority
+from outbox.lane import WEIGHTS as SHARES
 
 WEIGHTS = {"realtime": 3, "default": 1, "batch": 2}
 
 queues = st.sampled_from(sorted(WEIGHTS))
 tenants = st.sampled_from([None, "a", "b", "c"])
-arrivals = st.tuples(st.just("arrive"), queues, tenants)
+priorities = st.sampled_from(PRIORITIES)
+arrivals = st.tuples(st.just("arrive"), queues, tenants, priorities)
 choices = st.tuples(
     st.sampled_from(["end", "cancel", "cancel what was just granted"]),
     st.integers(0, 99),
+    st.none(),
     st.none(),
 )
 weights = st.dictionaries(
@@ -28,8 +32,9 @@ weights = st.dictionaries(
 class Ticket:
     """A task that requests a slot."""
 
-    def __init__(self, queue: str, tenant: Tenant) -> None:
+    def __init__(self, queue: str, tenant: Tenant, priority: Priority) -> None:
         self.queue = queue
+        self.priority = priority
         self.tenant = tenant
         self.end = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -46,14 +51,19 @@ class Simulation:
         self.at_work: list[Ticket] = []
         self.served: list[Ticket] = []
 
-    def arrive(self, queue: str, tenant: Tenant = None) -> Ticket:
-        ticket = Ticket(queue, tenant)
+    def arrive(
+        self,
+        queue: str,
+        tenant: Tenant = None,
+        priority: Priority = Priority.DEFAULT,
+    ) -> Ticket:
+        ticket = Ticket(queue, tenant, priority)
         self.waiting.append(ticket)
         ticket.task = asyncio.create_task(self._work(ticket))
         return ticket
 
     async def _work(self, ticket: Ticket) -> None:
-        await self.scheduler.acquire(ticket.queue, ticket.tenant)
+        await self.scheduler.acquire(ticket.queue, ticket.priority, ticket.tenant)
         try:
             self.waiting.remove(ticket)
             self.at_work.append(ticket)
@@ -98,13 +108,13 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     st.lists(arrivals | choices, max_size=40),
 )
 def test_slots_are_never_exceeded_idle_or_lost(
-    places: int, cap: int | None, steps: list[tuple[str, Any, Any]]
+    places: int, cap: int | None, steps: list[tuple[str, Any, Any, Any]]
 ) -> None:
     async def test() -> None:
         simulation = Simulation(places, cap=cap)
-        for step, which, tenant in steps:
+        for step, which, tenant, priority in steps:
             if step == "arrive":
-                simulation.arrive(which, tenant)
+                simulation.arrive(which, tenant, priority)
             elif step == "end" and simulation.at_work:
                 simulation.at_work[which % len(simulation.at_work)].end.set()
             elif step == "cancel" and simulation.waiting:
@@ -196,5 +206,78 @@ def test_a_flood_delays_neither_another_tenant_nor_another_queue(
         await run_ready_tasks()
         await simulation.serve_all()
         assert simulation.served.index(late) <= places + 5
+
+    run(test)
+
+
+@given(
+    st.dictionaries(priorities, st.integers(1, 30), min_size=1),
+    st.integers(1, 4),
+    st.randoms(),
+)
+def test_while_all_priorities_wait_each_gets_its_share_and_keeps_its_order(
+    counts: dict[Priority, int], places: int, random: Any
+) -> None:
+    async def test() -> None:
+        simulation = Simulation(places, {"default": 1})
+        first = [simulation.arrive("default") for _ in range(places)]
+        await run_ready_tasks()
+        line = [priority for priority, count in counts.items() for _ in range(count)]
+        random.shuffle(line)
+        arrived = [simulation.arrive("default", priority=p) for p in line]
+        await run_ready_tasks()
+        await simulation.serve_all()
+        served = [ticket for ticket in simulation.served if ticket not in first]
+        for priority in counts:
+            assert [t for t in served if t.priority is priority] == [
+                t for t in arrived if t.priority is priority
+            ]
+        done: Counter[Priority] = Counter()
+        for ticket in served:
+            waiting = [p for p in counts if done[p] < counts[p]]
+            if len(waiting) < len(counts):
+                break
+            done[ticket.priority] += 1
+            shares = sum(SHARES[p] for p in counts)
+            for each in counts:
+                fair = done.total() * SHARES[each] / shares
+                assert abs(done[each] - fair) < len(counts)
+
+    run(test)
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 12))
+def test_a_flood_of_bulk_delays_urgent_messages_by_few_turns(
+    flood: int, places: int, urgent: int
+) -> None:
+    async def test() -> None:
+        simulation = Simulation(places, {"default": 1})
+        for n in range(places + flood):
+            simulation.arrive("default", f"tenant {n % 7}", Priority.BULK)
+        await run_ready_tasks()
+        late = [
+            simulation.arrive("default", "other", Priority.REALTIME)
+            for _ in range(urgent)
+        ]
+        await run_ready_tasks()
+        await simulation.serve_all()
+        assert simulation.served.index(late[0]) == places
+        assert simulation.served.index(late[-1]) <= places + urgent + urgent // 6 + 1
+
+    run(test)
+
+
+@given(st.integers(20, 60), st.sampled_from(PRIORITIES[1:]))
+def test_a_flood_of_realtime_starves_no_other_priority(
+    flood: int, priority: Priority
+) -> None:
+    async def test() -> None:
+        simulation = Simulation(1, {"default": 1})
+        for _ in range(flood):
+            simulation.arrive("default", priority=Priority.REALTIME)
+        late = simulation.arrive("default", priority=priority)
+        await run_ready_tasks()
+        await simulation.serve_all()
+        assert simulation.served.index(late) <= 10
 
     run(test)

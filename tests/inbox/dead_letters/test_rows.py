@@ -19,6 +19,7 @@ from inbox.consuming.settlement import problem_of
 from inbox.dead_letters.write import DeadLetterWriter
 from inbox.handlers.sessions import make_executor
 from inbox.source import Delivery
+from outbox.lane import Priority
 from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message, uuid7
 
@@ -43,6 +44,7 @@ MESSAGES = st.builds(
     id=IDS,
     content_type=TEXTS,
     schema_version=st.integers(0, 10**10),
+    priority=st.sampled_from(Priority),
 )
 PROBLEMS = st.none() | st.just("there is no id")
 
@@ -95,6 +97,6 @@ def test_any_dead_letter_can_be_stored(
     )
     if written.is_new:
         rows = connection.execute(
-            "DELETE FROM inbox.dead_letter RETURNING payload"
+            "DELETE FROM inbox.dead_letter RETURNING payload, priority"
         ).fetchall()
-        assert rows == [(message.payload,)]
+        assert rows == [(message.payload, message.priority)]

@@ -1,5 +1,6 @@
 """Dramatiq's actors under a real worker: their messages are sent by a relay."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -66,6 +67,5 @@ def test_a_message_is_sent_if_and_only_if_its_transaction_commits(
     for process in (relay, worker):
         process.terminate()
         process.wait()
-    assert [line for line in worker.log().splitlines() if "billed" in line] == [
-        "billed 2"
-    ]
+    # Dramatiq's processes share the log, and can write into each other's lines.
+    assert re.findall(r"billed \d", worker.log()) == ["billed 2"]

@@ -82,7 +82,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_start
 async def test_a_handler_that_always_breaks_its_connection_finally_fails(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.consuming.outage._RECOVERY", QUICK)
+    monkeypatch.setattr("inbox.consuming.outage.RECONNECT", QUICK)
     broken = OperationalError(None, None, Exception("cut"), connection_invalidated=True)
 
     async def render(job: AsyncJob, message: Message) -> None:

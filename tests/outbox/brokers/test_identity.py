@@ -33,6 +33,7 @@ DIFFERENT = [
     ("kafka://b1,b2", "kafka://b1,b3"),
     ("amqp://h/a", "amqp://h/b"),
     ("amqp://h", "amqp://h?exchange=other"),
+    ("nats://h", "nats://h?shards=2"),
     ("nats://h?stream=S", "nats://h?stream=T"),
     ("nats://h?domain=a", "nats://h"),
     ("sqs://eu-central-1/", "sns://eu-central-1/"),

@@ -12,6 +12,7 @@ from outbox.cli.main import main
 from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import publish
+from tests.fixtures.presence import record_process
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -50,6 +51,18 @@ def test_the_answer_names_each_problem_and_its_remedy(
     assert re.match("error +backlog: no relay is running, .* for 2m$", finding)
     assert remedy.strip().startswith("pillarbox relay")
     assert more[more.index("") + 1] == "outbox     1 waits: 1 ready; the oldest for 2m"
+
+
+def test_it_says_which_replica_receives_and_which_stands_by(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for host, topics in (("a 1", None), ("b 2", "orders, refunds")):
+        values = {"host": host, "standing_by": topics}
+        record_process(database_url, "consumer", "billing", **values)
+    main(["status", "--database", database_url])
+    shown = capsys.readouterr().out
+    assert re.search(r"billing on a 1, running for \S+, from redis://broker/0\n", shown)
+    assert re.search(r"on b 2, .*0, stands by for orders, refunds\n", shown)
 
 
 def test_a_part_that_could_not_be_measured_is_named(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from outbox.cloudevents.fields import from_fields, to_fields
 from outbox.cloudevents.headers import to_headers
+from outbox.lane import Priority
 from outbox.limits import reserved_header
 from pillarbox import InvalidMessageError, Message
 
@@ -23,6 +24,7 @@ MESSAGES = st.builds(
     ),
     content_type=TEXT,
     schema_version=st.integers(1, 2**31 - 1),
+    priority=st.sampled_from(Priority),
 )
 SOUND = to_fields(Message("orders", b"body", key="k"))
 
@@ -40,6 +42,25 @@ def test_a_message_becomes_its_headers_and_a_field_with_the_payload() -> None:
         **{name.encode(): value.encode() for name, value in headers.items()},
         b"ce_data": b"body",
     }
+
+
+@pytest.mark.parametrize(
+    ("field", "priority"),
+    [
+        ({}, Priority.DEFAULT),
+        ({b"ce_priority": b"default"}, Priority.DEFAULT),
+        ({b"ce_priority": b"realtime"}, Priority.REALTIME),
+        ({b"ce_priority": b"bulk"}, Priority.BULK),
+        ({b"ce_priority": b"5"}, Priority.DEFAULT),
+        ({b"ce_priority": b""}, Priority.DEFAULT),
+    ],
+)
+def test_a_priority_is_one_of_ours_or_the_default(
+    field: dict[bytes, bytes], priority: Priority
+) -> None:
+    read = from_fields({**SOUND, **field})
+    assert (read.priority, dict(read.headers)) == (priority, {})
+    assert b"ce_priority" not in SOUND
 
 
 def test_an_unknown_field_is_a_header_and_a_missing_one_is_named() -> None:

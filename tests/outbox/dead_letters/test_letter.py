@@ -10,6 +10,7 @@ from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import Letter, Status
 from outbox.dead_letters.schedule import RetrySchedule
 from outbox.errors import InvalidMessageError
+from outbox.lane import Priority
 from pillarbox import Message
 
 
@@ -32,6 +33,7 @@ def letter(message: Message, **changes: Any) -> Letter:
         "discard_reason": None,
         "discarded_by": None,
         "schema_version": message.schema_version,
+        "priority": message.priority.value,
         "content_type": message.content_type,
         "headers": dict(message.headers),
         "payload": message.payload,
@@ -42,6 +44,7 @@ def letter(message: Message, **changes: Any) -> Letter:
 
 def test_the_message_is_restored_unchanged() -> None:
     message = Message("t", {"a": 1}, key="k", headers={"h": "v"}, schema_version=2)
+    message = message.replace(priority=Priority.REALTIME)
     assert letter(message).message() == message
 
 

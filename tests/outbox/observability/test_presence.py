@@ -1,13 +1,15 @@
 """Each process records that it runs, and what it fails at, in a row of its own."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from inbox.events import HandlerFailed
+from inbox.events import HandlerFailed, StandbyEnded, StandingBy
+from inbox.source import Abilities
 from inbox.sources.memory import MemorySource
 from outbox.observability.measures.processes import Process, list_processes
 from outbox.observability.presence import PresenceNotRecorded
@@ -96,6 +98,44 @@ async def test_a_consumer_that_fails_is_recorded_with_the_reason(
     assert "no such customer" not in (process.reason or "")
     assert process.blocked_keys == 1
     assert processes(database_url, "inbox") == ()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_replica_that_stands_by_says_for_what_until_it_receives(
+    driver: str, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pillarbox")
+    elsewhere = {"refunds", "orders"}
+    source = MemorySource(poll_interval=timedelta(milliseconds=50))
+    source.abilities = Abilities(standing_by=lambda: elsewhere)
+    async with sessions_by(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+        handle = plain if is_plain(driver) else coroutine
+        for topic in elsewhere:
+            consumer.handles(topic)(handle)
+        async with running_consumer(consumer) as events:
+            at_work = "standing_by IS NULL"
+            replica = await recorded(database_url, "inbox", f"NOT {at_work}")
+            assert replica.standing_by == "orders, refunds"
+            elsewhere = set()
+            await events.wait_for(StandbyEnded)
+            await recorded(database_url, "inbox", at_work)
+            elsewhere = {"orders"}
+            await events.wait_for(StandingBy, 2)
+    told = [it.message for it in caplog.records if "stand" in it.message.lower()]
+    first, ended, again = (it.partition(" remedy=")[0] for it in told)
+    assert first.endswith("topics=\"('orders', 'refunds')\"")
+    assert ended == "StandbyEnded consumer=billing queue=default"
+    assert again.endswith("topics=('orders',)")
+    assert 'Consumer(order="none")' in told[0]
+
+
+async def coroutine(session: Any, message: Message) -> None:
+    pass
+
+
+def plain(session: Any, message: Message) -> None:
+    pass
 
 
 async def test_a_relay_that_cannot_record_itself_publishes_regardless(

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from outbox.errors import DatabaseUnavailableError
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import Lock, LockHolder
-from outbox.postgres.connection import connect
+from outbox.postgres.connection import Connection, connect
 from outbox.postgres.lease import Lease
 from pillarbox import ConfigError
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import answer_after
 
 SECOND = timedelta(seconds=1)
 GROUPS = [range(16), range(16, 32)]
@@ -31,6 +33,7 @@ class Member:
         name: str,
         limit: timedelta = SECOND,
         changed: asyncio.Event | None = None,
+        **options: Any,
     ) -> None:
         self.name = name
         self.held: set[int] = set()
@@ -45,6 +48,7 @@ class Member:
             on_take=self._take,
             on_lose=self._lose,
             on_obstruct=self.told.put_nowait,
+            **options,
         )
 
     def _take(self, lanes: Collection[int]) -> None:
@@ -208,6 +212,27 @@ async def test_a_lease_expires_locally_before_the_server_ends_it(
                 taken = watcher.execute(try_lane).fetchone() == (True,)
                 believed = frozen.lease.holds([0])
                 assert not (taken and believed)
+
+
+async def test_a_lease_that_has_expired_is_lost_although_its_heartbeat_succeeds(
+    database_url: str,
+) -> None:
+    """Who has seen it expire has given up messages that it would go on without."""
+
+    async def answer_when_it_has_expired(_: Connection) -> bool:
+        while one.lease.holds([0]):
+            await answer_after(0.01)
+        return True
+
+    one = Member(database_url, "one", may_hold=answer_when_it_has_expired)
+    await one.lease.beat()
+    assert len(one.held) == 32
+    await one.lease.beat()
+    assert one.held == set()
+    assert not one.lease.holds([0])
+    await one.lease.beat()
+    assert one.lease.holds(range(32))
+    await one.lease.close()
 
 
 def test_a_limit_below_a_second_is_refused() -> None:

@@ -51,6 +51,7 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     record_process(database_url, "relay")
     record_process(database_url, "relay", host="gone 1", silent=timedelta(minutes=2))
     record_process(database_url, "consumer", "billing", broker="postgresql://db/shop")
+    record_process(database_url, "consumer", "orders", standing_by="a, b")
     record_process(
         database_url,
         "consumer",
@@ -65,6 +66,7 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     assert "gone 1" not in text
     assert re.search(r"billing 1 3 wait", text)
     assert "mail not running" in text
+    assert "redis://broker/0 stands by for a, b" in text
     assert re.search(r"reports on host 7 has failed for 3m: KeyError: no", text)
     assert "if the reason names a message, its handler fails" in text
     assert re.search(r"reports host 7 \S+ ago redis://broker/0 0 4 since 3m", text)

@@ -16,6 +16,7 @@ from outbox.dead_letters.events import (
 from outbox.dead_letters.retry import Outcome, retry_all
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.lane import Priority
 from outbox.payload.payload_codec import encoded
 from outbox.testing.events import RecordedEvents
 from pillarbox import Message
@@ -94,6 +95,7 @@ async def test_an_acked_retry_succeeds_with_the_message_as_it_was(
         tenant="acme",
         headers={"traceparent": "00-1"},
         schema_version=3,
+        priority=Priority.REALTIME,
     )
     give_up(bench.url, message)
 

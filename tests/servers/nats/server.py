@@ -1,7 +1,6 @@
 """A private NATS server with JetStream for tests, demo and benchmarks."""
 
 import json
-import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +9,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError
 from outbox.testing.lifetime import private_directory
-from tests.servers.process import PrivateServer
+from tests.servers.process import PrivateServer, find_program
 
 __all__ = ["NatsServer", "nats_server"]
 
@@ -70,15 +68,7 @@ def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServe
 
     `settings` are those of nats-server.conf; None for `jetstream` turns it off.
     """
-    # Debian installs it in /usr/sbin, which PATH may lack.
-    program = shutil.which("nats-server") or shutil.which(
-        "nats-server", path="/usr/sbin:/usr/local/sbin"
-    )
-    if program is None:
-        raise ConfigError(
-            "nats-server is not on PATH; install it (Debian: nats-server) or pass "
-            "the URL of a server"
-        )
+    program = find_program("nats-server", package="nats-server")
     with (
         private_directory("pillarbox-nats-") as directory,
         NatsServer(program, directory, settings or {}).running() as server,

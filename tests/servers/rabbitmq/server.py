@@ -6,7 +6,6 @@ Durable queues survive a kill until the end of the block.
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError, OutboxError
+from outbox.errors import OutboxError
 from outbox.testing.lifetime import free_port, private_directory, watched
-from tests.servers.process import PrivateServer
+from tests.servers.process import PrivateServer, find_program
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
 # Debian's programs, which are not on PATH; those on PATH require another user.
-_DEBIAN = Path("/usr/lib/rabbitmq/bin")
+_DEBIAN = "/usr/lib/rabbitmq/bin:/usr/lib/erlang/bin"
 # RabbitMQ before 3.13.4 writes the table of the quorum queues' logs to disk only after
 # it hasn't changed for half a second.
 _WRITE_NAMES = (
@@ -106,7 +105,7 @@ class RabbitMQServer(PrivateServer):
         Raises:
             OutboxError: the expression can't be evaluated, or failed.
         """
-        program = Path(shutil.which("epmd") or "").resolve().with_name("erl_call")
+        program = _program("erl_call")
         address = f"127.0.0.1:{self._environment['RABBITMQ_DIST_PORT']}"
         cookie = (self.directory / ".erlang.cookie").read_text()
         done = subprocess.run(
@@ -149,9 +148,7 @@ def rabbitmq_server(
 
 @contextmanager
 def _epmd() -> Iterator[int]:
-    program = shutil.which("epmd")
-    if program is None:
-        raise ConfigError("epmd is not on PATH; install Erlang (Debian: erlang-base)")
+    program = _program("epmd")
     port = free_port()
     with private_directory("pillarbox-epmd-") as directory:
         pid_file = directory / "epmd.pid"
@@ -205,10 +202,4 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(str(_DEBIAN / name)) or shutil.which(name)
-    if found is None:
-        raise ConfigError(
-            f"{name} is not on PATH; install it (Debian: rabbitmq-server) or pass "
-            "the URL of a server"
-        )
-    return found
+    return find_program(name, package="rabbitmq-server", places=_DEBIAN)

@@ -3,7 +3,6 @@
 By default it keeps nothing on disk, so its data is lost when it stops.
 """
 
-import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +10,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError
 from outbox.testing.lifetime import private_directory
-from tests.servers.process import PrivateServer
+from tests.servers.process import PrivateServer, find_program
 
-__all__ = ["RedisServer", "redis_server"]
+__all__ = ["RedisServer", "redis_program", "redis_server"]
 
 
 class RedisServer(PrivateServer):
@@ -41,7 +39,7 @@ class RedisServer(PrivateServer):
         options = [
             part
             for name, value in (self._settings | own).items()
-            for part in (f"--{name}", value)
+            for part in (f"--{name}", *(value.split() or [value]))
         ]
         return [self._program, *options]
 
@@ -55,20 +53,19 @@ class RedisServer(PrivateServer):
             return False
 
 
+def redis_program() -> str:
+    """Return the server's program, which may be Valkey's."""
+    return find_program("redis-server", "valkey-server", package="redis-server")
+
+
 @contextmanager
 def redis_server(settings: Mapping[str, str] | None = None) -> Iterator[RedisServer]:
     """Yield a running server; remove it after the block, or when this process ends.
 
     `settings` are directives of redis.conf.
     """
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        raise ConfigError(
-            "redis-server is not on PATH; install it (Debian: redis-server) or pass "
-            "the URL of a server"
-        )
     with (
         private_directory("pillarbox-redis-") as directory,
-        RedisServer(program, directory, settings or {}).running() as server,
+        RedisServer(redis_program(), directory, settings or {}).running() as server,
     ):
         yield server

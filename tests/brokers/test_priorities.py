@@ -1,0 +1,57 @@
+"""Urgent messages behind thousands of others are handled among the next ones."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from outbox.lane import Priority
+from pillarbox import Message
+from tests.fixtures.adapters import Adapters, adapters_of
+from tests.fixtures.consumers import consuming
+
+READ_AHEAD = ("memory", "redis", "rabbitmq", "nats", "kafka", "postgres")
+BULK = 5000
+URGENT = 10
+BATCH = 500
+
+
+@pytest.fixture(params=READ_AHEAD)
+def adapters(request: pytest.FixtureRequest) -> Adapters:
+    return adapters_of(request.param, request)
+
+
+def numbered(topic: str, count: int, priority: Priority) -> Sequence[Message]:
+    return [
+        Message(topic, b"%d" % n, key=f"key {n % 300}", priority=priority)
+        for n in range(count)
+    ]
+
+
+async def test_realtime_messages_behind_a_flood_of_bulk_are_among_the_next_handled(
+    adapters: Adapters, database_url: str
+) -> None:
+    topic = adapters.topics[0]
+    bulk = numbered(topic, BULK, Priority.BULK)
+    urgent = numbered(topic, URGENT, Priority.REALTIME)
+    handled: list[Message] = []
+    are_published, are_handled = asyncio.Event(), asyncio.Event()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await are_published.wait()
+        await session.execute(text("SELECT 1"))
+        handled.append(message)
+        if sum(m.priority is Priority.REALTIME for m in handled) == URGENT:
+            are_handled.set()
+
+    source = adapters.source("billing")
+    async with consuming(database_url, source, handle, topic=topic):
+        async with adapters.publisher() as publisher:
+            for start in range(0, BULK, BATCH):
+                await publisher.publish(bulk[start : start + BATCH])
+            await publisher.publish(urgent)
+        are_published.set()
+        await are_handled.wait()
+        assert len(handled) < BULK / 5
