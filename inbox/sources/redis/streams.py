@@ -38,6 +38,8 @@ _START: Final = b"0-0"
 _ERRORS: Final = "surrogateescape"
 _STAND_BY: Final = 1.0
 _SOON: Final = 0.1
+# Of Redis 6.2 and 7, and of newer servers.
+_REFUSED: Final = re.compile("can't run|ACL failure")
 _RIGHTS: Final = (
     "&pillarbox:* +xgroup +xreadgroup +xread +xack +xclaim +xpending +xinfo +hkeys "
     "+scan +eval +pubsub +subscribe +publish"
@@ -133,9 +135,9 @@ class Streams:
                 self._add_take(pipeline, stream, 0)
             await _answers(pipeline)
         except ResponseError as error:
-            # Redis 6.2 says so only in the text if the command is in a script.
+            # If the command is in a script, only the text says so.
             says = str(error)
-            is_refused = isinstance(error, NoPermissionError) or "can't run" in says
+            is_refused = isinstance(error, NoPermissionError) or _REFUSED.search(says)
             if not is_refused and "unknown command" not in says:
                 raise
             raise ConfigError(
@@ -418,7 +420,7 @@ class Streams:
         try:
             yield
         except ResponseError as error:
-            # Redis 6.2 says so only in the text if the command is in a script.
+            # If the command is in a script, only the text says so.
             if "NOGROUP" not in str(error):
                 raise
             self._forget()
