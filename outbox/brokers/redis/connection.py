@@ -81,7 +81,9 @@ def redis_client(url: str) -> Redis:
             f"write {form}"
         )
     if kind == "redis" and (tls := _TLS.search(url.partition("?")[2])):
-        raise ConfigError(f"broker URL {name}: {tls[1]} needs TLS (rediss)")
+        raise ConfigError(
+            f"broker URL {name}: {tls[1]} needs redis{parts.scheme[4:]}://"
+        )
     try:
         if master:
             credentials, _, hosts = parts.netloc.rpartition("@")

@@ -68,7 +68,10 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
         ("redis+sentinel://one,two", "write redis.sentinel://host:26379,"),
         ("redis+sentinel://one,two/main/x", "'x' is not the number of a Redis"),
         ("redis://one,two/main", "'main' is not the number of a Redis"),
-        ("redis+sentinel://one/main?ssl_keyfile=x", "ssl_keyfile needs TLS"),
+        (
+            "redis+sentinel://one/main?ssl_keyfile=x",
+            "ssl_keyfile needs rediss.sentinel://",
+        ),
         (
             "redis+sentinel://one/main?replicas=-1",
             "replicas='-1': write a whole number",

@@ -132,6 +132,7 @@ REFUSED = {
     "nats://h?create=a": "option create: needs stream=NAME",
     "nats://h?stream=a.b": "stream='a.b': write a name of letters",
     "memory://?a=1": "unknown option 'a'; it has no options",
+    "redis+sentinel://h/x?ssl_keyfile=/x": "needs rediss+sentinel://",
     "redis:///0": "write redis://host:port/0",
     "redis://h/nine": "'nine' is not the number of a Redis database",
     "kafka://h/topic": "write kafka://host:port",
@@ -187,6 +188,7 @@ def test_the_client_libraries_accept_the_options_listed_for_them() -> None:
         for kind in (AbstractConnection, Connection, SSLConnection)
         for name in inspect.signature(kind).parameters
     }
-    assert set(RedisOptions.client_names()) <= of_redis
+    of_sentinels = {f"sentinel_{name}" for name in ("username", "password")}
+    assert set(RedisOptions.client_names()) <= of_redis | of_sentinels
     setters = {name.removeprefix("_set_url_") for name in dir(URLParameters)}
     assert set(RabbitMQOptions.client_names()) <= setters

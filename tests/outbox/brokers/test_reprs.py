@@ -15,6 +15,7 @@ from outbox.cloudevents.signature import Secret
 from relay.publishers.http.settings import HttpSettings
 
 SECRET = "5ecre7"
+OWN = f"sentinel_password={SECRET}"
 WEBHOOK = "whsec_" + "5ecre7" * 6
 # Part of an application, which takes its URL from the environment when it is imported.
 NEEDS_A_DATABASE = ("inbox.demo.consumers",)
@@ -49,6 +50,8 @@ URLS = {
     "postgresql": f"postgresql://me:{SECRET}@127.0.0.1/x",
     "redis": f"redis://me:{SECRET}@127.0.0.1",
     "rediss": f"rediss://me:{SECRET}@127.0.0.1",
+    "redis+sentinel": f"redis+sentinel://me:{SECRET}@127.0.0.1/main?{OWN}",
+    "rediss+sentinel": f"rediss+sentinel://me:{SECRET}@127.0.0.1/main?{OWN}",
     "sns": f"sns://key:{SECRET}@eu-west-1/",
     "sqs": f"sqs://key:{SECRET}@eu-west-1/",
     "memory": "memory://",
