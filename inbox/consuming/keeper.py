@@ -169,11 +169,6 @@ class Keeper(Generic[E]):
             async with asyncio.timeout(seconds):
                 await give_back({entry: left.get(entry, 0.0) for entry in entries})
 
-    def forget_all(self) -> None:
-        """Forget all entries; handlers that are running go on."""
-        self.held.clear()
-        self.backlog.clear()
-
     async def beat(self) -> None:
         """Send a heartbeat."""
         async with self._turn:

@@ -146,7 +146,7 @@ class RedisSource:
         now, keeper, streams = time.monotonic(), self._keeper, self._streams
         if self._hands_back and streams.others and now >= self._stays_until:
             # The others begin with what it holds. Handlers that are running go on.
-            keeper.forget_all()
+            keeper.forget(lambda _: True)
             await streams.enter(aside=True)
             self._hands_back = False
             self._stays_until = now + _LEAST_STAY
