@@ -110,11 +110,8 @@ class Keeper(Generic[E]):
         taken: list[E] = []
         now = time.monotonic()
         while entries := self.backlog.take(limit - len(taken)):
-            for entry in entries:
-                if entry.until <= now:
-                    self._lose(entry)
-                if self._holds(entry):
-                    taken.append(entry)
+            self._lose(entry for entry in entries if entry.until <= now)
+            taken += filter(self._holds, entries)
         return taken
 
     def acked(self, entry: E) -> None:
@@ -173,8 +170,7 @@ class Keeper(Generic[E]):
         """Send a heartbeat."""
         async with self._turn:
             if entries := list(self.held.values()):
-                for lost in await self._extend(entries):
-                    self._lose(lost)
+                self._lose(await self._extend(entries))
 
     async def end(self) -> None:
         """End all tasks."""
@@ -187,17 +183,25 @@ class Keeper(Generic[E]):
         entry.settled = True
         self._outcomes.add(Outcome(entry, delay))
 
-    def _lose(self, lost: E) -> None:
-        """Forget a lost entry, and later ones that would overtake its redelivery."""
-        self._forget(lost)
-        if lost.key is None:
-            return
-        of_key = [entry for entry in self.held.values() if entry.key == lost.key]
-        later = [entry for entry in of_key if entry.place > lost.place]
-        for entry in later:
+    def _lose(self, lost: Iterable[E]) -> None:
+        """Forget lost entries, and later ones that would overtake their redelivery."""
+        first: dict[str, int] = {}
+        for entry in lost:
             self._forget(entry)
-        if later == of_key:
-            self.backlog.forget(lost.key)
+            if entry.key is not None:
+                first[entry.key] = min(entry.place, first.get(entry.key, entry.place))
+        if not first:
+            return
+        kept: set[str] = set()
+        for entry in list(self.held.values()):
+            if entry.key is None or entry.key not in first:
+                continue
+            if entry.place > first[entry.key]:
+                self._forget(entry)
+            else:
+                kept.add(entry.key)
+        for key in first.keys() - kept:
+            self.backlog.forget(key)
 
     def _forget(self, entry: E) -> None:
         if self.held.get(entry.at) is entry:
