@@ -18,6 +18,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
+from inbox.consuming.backlog import READ_AHEAD
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, Streams
@@ -32,7 +33,8 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.retry import jittered
 
 _BEATS: Final = 3
-_MOST_HELD: Final = 10_000
+# What it has read ahead, and as much that waits for other replicas.
+_MOST_HELD: Final = 2 * READ_AHEAD
 _LEAST_STAY: Final = 30.0
 _LOOK_AHEAD: Final = 0.05
 
@@ -134,9 +136,9 @@ class RedisSource:
         """Return an entry to the group or, to keep its key in order, delay that."""
         if self._streams.is_shared:
             return self._keeper.handed_back(entry, delay)
+        self._hands_back = True
         if len(self._keeper.held) >= _MOST_HELD:
             return False
-        self._hands_back = True
         return self._keeper.kept_back(entry, delay)
 
     def _share(self) -> None:

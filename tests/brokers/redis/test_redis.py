@@ -15,7 +15,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
+from inbox.consuming.backlog import READ_AHEAD
 from inbox.poison.history import Delivered
+from inbox.source import Delivery
 from inbox.sources.redis import RedisSource, streams
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
@@ -296,6 +298,21 @@ async def test_a_heartbeat_takes_nothing_back_that_was_handed_back(
             await answer_after(0.01)
         assert await consumer._streams.keep_alive([at.at]) == {at.at: True}
         assert held_by(redis_url) == {"returned": 1}
+
+
+async def test_a_replica_that_has_read_far_ahead_leaves_topics_to_others(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(READ_AHEAD + 100))
+    async with source(redis_url, "orders") as old:
+        deliveries: list[Delivery] = []
+        while sum(held_by(redis_url).values()) <= READ_AHEAD:
+            deliveries += await old.receive(limit=1)
+        async with source(redis_url, "orders") as new:
+            assert await deliveries[0].hand_back(timedelta(seconds=30))
+            while not old.abilities.standing_by():
+                await old.receive(limit=100)
+            assert payloads(await receive(new, 1))[0] == 0
 
 
 async def test_what_another_replica_has_settled_is_not_delivered_again(
