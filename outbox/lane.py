@@ -57,9 +57,11 @@ class Turns:
         self._credit = dict.fromkeys(PRIORITIES, 0)
 
     def next(self, waiting: Collection[Priority]) -> Priority:
-        """Return one of those with messages, in which the most urgent comes first."""
+        """Return one of those with messages."""
         for priority in waiting:
             self._credit[priority] += WEIGHTS[priority]
-        best = max(waiting, key=self._credit.__getitem__)
+        best = max(
+            filter(waiting.__contains__, PRIORITIES), key=self._credit.__getitem__
+        )
         self._credit[best] -= sum(map(WEIGHTS.__getitem__, waiting))
         return best

@@ -1,13 +1,15 @@
 """Batch handlers: many messages in one transaction, their receipts in one statement.
 
 While one batch is being handled, the next one collects, so batches grow with the load
-and a single message doesn't wait. When a batch fails, its messages are handled one by
-one, so only the bad message fails.
+and a single message doesn't wait. If more wait than a batch holds, priorities take
+turns. When a batch fails, its messages are handled one by one, so only the bad message
+fails.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from inbox.errors import TransactionEndedError
@@ -15,6 +17,7 @@ from inbox.handlers.executor import Executor
 from inbox.handlers.registration import Registered
 from inbox.handlers.terms import call_alone
 from outbox.errors import DatabaseUnavailableError
+from outbox.lane import Priority, Turns
 from outbox.message import Message
 
 Answer: TypeAlias = asyncio.Future[bool]
@@ -26,7 +29,8 @@ class Batches:
     def __init__(self, handler: Registered, executor: Executor) -> None:
         self._handler = handler
         self._executor = executor
-        self._waiting: deque[tuple[Message, Answer]] = deque()
+        self._waiting: dict[Priority, deque[tuple[Message, Answer]]] = {}
+        self._turns = Turns()
         self._at_work: list[tuple[Message, Answer]] = []
         self._work: asyncio.Task[None] | None = None
 
@@ -39,22 +43,28 @@ class Batches:
         """
         message = call_alone(self._handler.terms.upcast, message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((message, answer))
+        line = self._waiting.setdefault(message.priority, deque())
+        line.append((message, answer))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._handle_all())
         try:
             return await answer
         except asyncio.CancelledError:
             # The drain is over: the last message to leave cancels the batch.
-            if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
+            left = chain(self._at_work, *self._waiting.values())
+            if all(answer.done() for _, answer in left):
                 self._work.cancel()
                 await asyncio.gather(self._work, return_exceptions=True)
             raise
 
     async def _handle_all(self) -> None:
         while self._waiting:
-            count = min(len(self._waiting), self._handler.size)
-            batch = [self._waiting.popleft() for _ in range(count)]
+            batch: list[tuple[Message, Answer]] = []
+            while self._waiting and len(batch) < self._handler.size:
+                priority = self._turns.next(self._waiting)
+                batch.append(self._waiting[priority].popleft())
+                if not self._waiting[priority]:
+                    del self._waiting[priority]
             # Skip messages that a stop has cancelled.
             self._at_work = [(m, a) for m, a in batch if not a.done()]
             await self._handle(self._at_work)

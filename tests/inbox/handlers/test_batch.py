@@ -18,6 +18,7 @@ from inbox.events import (
 )
 from inbox.sources.memory import MemorySource
 from outbox.errors import ConfigError
+from outbox.lane import Priority
 from pillarbox import Consumer, DeadLetter, Message
 from tests.fixtures.consumers import (
     QUICK,
@@ -29,6 +30,7 @@ from tests.fixtures.consumers import (
 )
 from tests.fixtures.effects import EFFECT, effects, receipts
 from tests.fixtures.sessions import execute
+from tests.fixtures.waiting import answer_after
 
 
 def rows_of(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -110,6 +112,28 @@ async def test_a_bad_message_fails_alone(url: str) -> None:
     assert "seven" in reasons[b"7"]
     assert "KeyError: raised in " in reasons[b"8"]
     assert "nine" in reasons[b"9"]
+
+
+async def test_an_urgent_message_is_in_the_next_batch(url: str) -> None:
+    bulk = [m.replace(priority=Priority.BULK) for m in numbered(40, keys=40)]
+    urgent = Message("orders", b"urgent", priority=Priority.REALTIME)
+    source = MemorySource(*bulk)
+    may_go_on = asyncio.Event()
+    batches: list[Sequence[Message]] = []
+
+    async def handle(_: AsyncSession, messages: Sequence[Message]) -> None:
+        batches.append(messages)
+        await may_go_on.wait()
+
+    async with consuming(url, source, handle, {"batch": 5}) as events:
+        while len(source.held) < len(bulk) or not batches:
+            await answer_after(0.01)
+        source.add(urgent)
+        while len(source.held) <= len(bulk):
+            await answer_after(0.01)
+        may_go_on.set()
+        await events.wait_for(MessageHandled, len(bulk) + 1)
+    assert urgent in batches[1]
 
 
 async def test_a_stop_that_times_out_rolls_back_the_whole_batch(url: str) -> None:
