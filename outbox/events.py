@@ -141,7 +141,7 @@ class ProcessFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDelayed(Event):
-    """A command can't start yet; it tries again, every few seconds at the latest.
+    """A command can't start yet; it tries again within a second.
 
     Attributes:
         reason: the error.
