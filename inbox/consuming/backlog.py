@@ -23,6 +23,8 @@ READ_AHEAD: Final = 10_000
 """How many messages a source holds before it stops reading ahead."""
 _AHEAD_BYTES: Final = 32 * 1024 * 1024
 _AT_ONCE: Final = 250
+_RECENT: Final = 100
+"""Over about how many messages the usual size is measured."""
 
 
 class Item(Protocol):
@@ -59,7 +61,7 @@ class Backlog(Generic[T]):
         self._ready: dict[Priority, list[tuple[int, int, T]]] = {}
         self._turns = Turns()
         self._count = self._bytes = 0
-        self._seen = self._seen_bytes = 0
+        self._usual_bytes: float | None = None
         self._deferred: dict[str | int, list[tuple[int, int, T]]] = {}
         self._due: dict[str | int, float] = {}
         self._timers: list[tuple[float, int, str | int]] = []
@@ -72,11 +74,10 @@ class Backlog(Generic[T]):
     @property
     def room(self) -> int:
         """How many more to read ahead at once: none until messages' size is known."""
-        if not self._seen:
+        if self._usual_bytes is None:
             return 0
-        usual = max(1, self._seen_bytes // self._seen)
-        left = (_AHEAD_BYTES - self._bytes) // usual
-        return max(0, min(_AT_ONCE, READ_AHEAD - self._count, left))
+        left = (_AHEAD_BYTES - self._bytes) / max(1.0, self._usual_bytes)
+        return max(0, min(_AT_ONCE, READ_AHEAD - self._count, int(left)))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""
@@ -175,8 +176,8 @@ class Backlog(Generic[T]):
         size = len(item.message.payload)
         self._count += 1
         self._bytes += size
-        self._seen += 1
-        self._seen_bytes += size
+        usual = size if self._usual_bytes is None else self._usual_bytes
+        self._usual_bytes = usual + (size - usual) / _RECENT
         heapq.heappush(heap, (item.place, next(self._number), item))
 
 

@@ -186,3 +186,14 @@ def test_there_is_room_to_read_ahead_until_there_are_many_or_large_messages() ->
     backlog.forget("a")
     backlog.take(2)
     assert backlog.room == 2
+
+
+def test_large_messages_after_thousands_of_small_ones_are_soon_expected() -> None:
+    backlog: Backlog[Item] = Backlog()
+    for _ in range(100_000):
+        backlog.add(Item(1, None, Message("t", b"small")))
+        backlog.take(1)
+    for _ in range(250):
+        backlog.add(Item(1, None, Message("t", bytes(1024 * 1024))))
+    backlog.take(249)
+    assert backlog.room < 40
