@@ -11,10 +11,10 @@ other replica reads ahead, and finds urgent messages behind many others.
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from outbox.lane import Priority, Turns
 from outbox.message import Message
@@ -68,6 +68,11 @@ class Backlog(Generic[T]):
     def __len__(self) -> int:
         """Count all items, including those that are waiting."""
         return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over all items, in no order."""
+        heaps = chain(self._ready.values(), self._deferred.values())
+        return (item for *_, item in chain.from_iterable(heaps))
 
     @property
     def room(self) -> int:
@@ -145,12 +150,21 @@ class Backlog(Generic[T]):
             for *_, item in entries
         ]
 
-    def forget(self, key: str) -> None:
-        """Remove the items of a key that waits; another one is ready at once."""
-        for *_, item in self._deferred.pop(key, ()):
-            self._count -= 1
-            self._bytes -= len(item.message.payload)
-        self._due.pop(key, None)
+    def remove(self, is_one: Callable[[T], bool]) -> None:
+        """Remove items; a key is ready at once if none of its items waits any more."""
+        self._count = self._bytes = 0
+        heaps: tuple[dict[Any, list[tuple[int, int, T]]], ...]
+        heaps = self._ready, self._deferred
+        for by_name in heaps:
+            for name in list(by_name):
+                kept = [entry for entry in by_name.pop(name) if not is_one(entry[-1])]
+                self._count += len(kept)
+                self._bytes += sum(len(item.message.payload) for *_, item in kept)
+                if kept:
+                    heapq.heapify(kept)
+                    by_name[name] = kept
+        for name in self._due.keys() - self._deferred.keys():
+            del self._due[name]
 
     def clear(self) -> None:
         """Remove all items."""

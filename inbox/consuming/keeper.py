@@ -110,11 +110,8 @@ class Keeper(Generic[E]):
         taken: list[E] = []
         now = time.monotonic()
         while entries := self.backlog.take(limit - len(taken)):
-            for entry in entries:
-                if entry.until <= now:
-                    self._lose(entry)
-                if self._holds(entry):
-                    taken.append(entry)
+            self._lose(entry for entry in entries if entry.until <= now)
+            taken += filter(self._holds, entries)
         return taken
 
     def acked(self, entry: E) -> None:
@@ -150,6 +147,16 @@ class Keeper(Generic[E]):
         for entry in list(self.held.values()):
             if is_one(entry):
                 self._forget(entry)
+        self.backlog.remove(lambda entry: self.held.get(entry.at) is not entry)
+
+    async def release(self, is_one: Callable[[E], bool]) -> None:
+        """Return entries to the broker that are not delivered yet."""
+        async with self._turn:
+            held = filter(self._holds, self.backlog)
+            if entries := [entry for entry in held if is_one(entry)]:
+                await self._write_outcomes([Outcome(entry, 0.0) for entry in entries])
+                returned = set(entries)
+                self.forget(returned.__contains__)
 
     async def leave(
         self, seconds: float, give_back: Callable[[dict[E, float]], Awaitable[None]]
@@ -173,8 +180,7 @@ class Keeper(Generic[E]):
         """Send a heartbeat."""
         async with self._turn:
             if entries := list(self.held.values()):
-                for lost in await self._extend(entries):
-                    self._lose(lost)
+                self._lose(await self._extend(entries))
 
     async def end(self) -> None:
         """End all tasks."""
@@ -187,17 +193,16 @@ class Keeper(Generic[E]):
         entry.settled = True
         self._outcomes.add(Outcome(entry, delay))
 
-    def _lose(self, lost: E) -> None:
-        """Forget a lost entry, and later ones that would overtake its redelivery."""
-        self._forget(lost)
-        if lost.key is None:
-            return
-        of_key = [entry for entry in self.held.values() if entry.key == lost.key]
-        later = [entry for entry in of_key if entry.place > lost.place]
-        for entry in later:
+    def _lose(self, lost: Iterable[E]) -> None:
+        """Forget lost entries, and later ones that would overtake their redelivery."""
+        first: dict[str | None, int] = {}
+        for entry in lost:
             self._forget(entry)
-        if later == of_key:
-            self.backlog.forget(lost.key)
+            first[entry.key] = min(entry.place, first.get(entry.key, entry.place))
+        if first:
+            self.forget(
+                lambda it: it.key is not None and it.place > first.get(it.key, it.place)
+            )
 
     def _forget(self, entry: E) -> None:
         if self.held.get(entry.at) is entry:
