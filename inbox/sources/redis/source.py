@@ -18,6 +18,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
+from inbox.consuming.backlog import READ_AHEAD
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, Streams
@@ -32,7 +33,7 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.retry import jittered
 
 _BEATS: Final = 3
-_MOST_HELD: Final = 10_000
+_MOST_HELD: Final = 2 * READ_AHEAD
 _LEAST_STAY: Final = 30.0
 _LOOK_AHEAD: Final = 0.05
 
@@ -134,9 +135,9 @@ class RedisSource:
         """Return an entry to the group or, to keep its key in order, delay that."""
         if self._streams.is_shared:
             return self._keeper.handed_back(entry, delay)
+        self._hands_back = True
         if len(self._keeper.held) >= _MOST_HELD:
             return False
-        self._hands_back = True
         return self._keeper.kept_back(entry, delay)
 
     def _share(self) -> None:
@@ -146,12 +147,14 @@ class RedisSource:
         now, keeper, streams = time.monotonic(), self._keeper, self._streams
         if self._hands_back and streams.others and now >= self._stays_until:
             # The others begin with what it holds. Handlers that are running go on.
+            await streams.leave({at: it.attempts for at, it in keeper.held.items()})
             keeper.forget(lambda _: True)
             await streams.enter(aside=True)
             self._hands_back = False
             self._stays_until = now + _LEAST_STAY
         backlog = keeper.backlog
-        room = 0 if streams.is_shared else backlog.room
+        # The limit of a read is that of each stream.
+        room = 0 if streams.is_shared else -(-backlog.room // streams.readable)
         patience, is_ahead = 0.0, backlog.ready
         if is_ahead:
             if not room or now < self._ahead_at:
@@ -165,12 +168,15 @@ class RedisSource:
         if streams.is_unsure:
             streams.rename()
             await keeper.beat()
+        stood_by = set(streams.standing_by)
         entries = await streams.take(limit, patience)
         if is_ahead:
             self._ahead_at = now if len(entries) >= room else now + _LOOK_AHEAD
         for entry in entries:
             entry.place = next(self._place)
         keeper.hold(entries)
+        if moved := streams.standing_by - stood_by:
+            await keeper.release(lambda entry: entry.at.stream in moved)
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with redis_errors(self._url):
