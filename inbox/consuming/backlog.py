@@ -22,7 +22,8 @@ from outbox.message import Message
 READ_AHEAD: Final = 10_000
 """How many messages a source holds before it stops reading ahead."""
 _AHEAD_BYTES: Final = 32 * 1024 * 1024
-_AT_ONCE: Final = 250
+AT_ONCE: Final = 250
+"""How many messages it reads ahead with one call, at most."""
 
 
 class Item(Protocol):
@@ -81,7 +82,7 @@ class Backlog(Generic[T]):
             return 0
         usual = max(1, self._seen_bytes // self._seen)
         left = (_AHEAD_BYTES - self._bytes) // usual
-        return max(0, min(_AT_ONCE, READ_AHEAD - self._count, left))
+        return max(0, min(AT_ONCE, READ_AHEAD - self._count, left))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""
@@ -153,8 +154,7 @@ class Backlog(Generic[T]):
     def remove(self, is_one: Callable[[T], bool]) -> None:
         """Remove items; a key is ready at once if none of its items waits any more."""
         self._count = self._bytes = 0
-        heaps: tuple[dict[Any, list[tuple[int, int, T]]], ...]
-        heaps = self._ready, self._deferred
+        heaps: list[dict[Any, list[tuple[int, int, T]]]] = [self._ready, self._deferred]
         for by_name in heaps:
             for name in list(by_name):
                 kept = [entry for entry in by_name.pop(name) if not is_one(entry[-1])]

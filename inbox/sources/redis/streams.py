@@ -417,7 +417,8 @@ class Streams:
         with self._begun_anew():
             await _answers(pipeline)
         if not self.is_shared and not streams:
-            await self._presence.leave()
+            with suppress(NoPermissionError):
+                await self._presence.leave()
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:
