@@ -11,10 +11,10 @@ other replica reads ahead, and finds urgent messages behind many others.
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from outbox.lane import Priority, Turns
 from outbox.message import Message
@@ -22,7 +22,8 @@ from outbox.message import Message
 READ_AHEAD: Final = 10_000
 """How many messages a source holds before it stops reading ahead."""
 _AHEAD_BYTES: Final = 32 * 1024 * 1024
-_AT_ONCE: Final = 250
+AT_ONCE: Final = 250
+"""How many messages it reads ahead with one call, at most."""
 _RECENT: Final = 100
 """Over about how many messages the usual size is measured."""
 
@@ -71,13 +72,18 @@ class Backlog(Generic[T]):
         """Count all items, including those that are waiting."""
         return self._count
 
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over all items, in no order."""
+        heaps = chain(self._ready.values(), self._deferred.values())
+        return (item for *_, item in chain.from_iterable(heaps))
+
     @property
     def room(self) -> int:
         """How many more to read ahead at once: none until messages' size is known."""
         if self._usual_bytes is None:
             return 0
         left = (_AHEAD_BYTES - self._bytes) / max(1.0, self._usual_bytes)
-        return max(0, min(_AT_ONCE, READ_AHEAD - self._count, int(left)))
+        return max(0, min(AT_ONCE, READ_AHEAD - self._count, int(left)))
 
     def add(self, item: T) -> None:
         """Add an item at its place; if its key is waiting, the item waits, too."""
@@ -146,12 +152,20 @@ class Backlog(Generic[T]):
             for *_, item in entries
         ]
 
-    def forget(self, key: str) -> None:
-        """Remove the items of a key that waits; another one is ready at once."""
-        for *_, item in self._deferred.pop(key, ()):
-            self._count -= 1
-            self._bytes -= len(item.message.payload)
-        self._due.pop(key, None)
+    def remove(self, is_one: Callable[[T], bool]) -> None:
+        """Remove items; a key is ready at once if none of its items waits any more."""
+        self._count = self._bytes = 0
+        heaps: list[dict[Any, list[tuple[int, int, T]]]] = [self._ready, self._deferred]
+        for by_name in heaps:
+            for name in list(by_name):
+                kept = [entry for entry in by_name.pop(name) if not is_one(entry[-1])]
+                self._count += len(kept)
+                self._bytes += sum(len(item.message.payload) for *_, item in kept)
+                if kept:
+                    heapq.heapify(kept)
+                    by_name[name] = kept
+        for name in self._due.keys() - self._deferred.keys():
+            del self._due[name]
 
     def clear(self) -> None:
         """Remove all items."""

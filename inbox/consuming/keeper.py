@@ -147,6 +147,16 @@ class Keeper(Generic[E]):
         for entry in list(self.held.values()):
             if is_one(entry):
                 self._forget(entry)
+        self.backlog.remove(lambda entry: self.held.get(entry.at) is not entry)
+
+    async def release(self, is_one: Callable[[E], bool]) -> None:
+        """Return entries to the broker that are not delivered yet."""
+        async with self._turn:
+            held = filter(self._holds, self.backlog)
+            if entries := [entry for entry in held if is_one(entry)]:
+                await self._write_outcomes([Outcome(entry, 0.0) for entry in entries])
+                returned = set(entries)
+                self.forget(returned.__contains__)
 
     async def leave(
         self, seconds: float, give_back: Callable[[dict[E, float]], Awaitable[None]]
@@ -185,23 +195,14 @@ class Keeper(Generic[E]):
 
     def _lose(self, lost: Iterable[E]) -> None:
         """Forget lost entries, and later ones that would overtake their redelivery."""
-        first: dict[str, int] = {}
+        first: dict[str | None, int] = {}
         for entry in lost:
             self._forget(entry)
-            if entry.key is not None:
-                first[entry.key] = min(entry.place, first.get(entry.key, entry.place))
-        if not first:
-            return
-        kept: set[str] = set()
-        for entry in list(self.held.values()):
-            if entry.key is None or entry.key not in first:
-                continue
-            if entry.place > first[entry.key]:
-                self._forget(entry)
-            else:
-                kept.add(entry.key)
-        for key in first.keys() - kept:
-            self.backlog.forget(key)
+            first[entry.key] = min(entry.place, first.get(entry.key, entry.place))
+        if first:
+            self.forget(
+                lambda it: it.key is not None and it.place > first.get(it.key, it.place)
+            )
 
     def _forget(self, entry: E) -> None:
         if self.held.get(entry.at) is entry:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
-from inbox.consuming.backlog import READ_AHEAD
+from inbox.consuming.backlog import AT_ONCE, READ_AHEAD
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, Streams
@@ -148,12 +148,15 @@ class RedisSource:
         now, keeper, streams = time.monotonic(), self._keeper, self._streams
         if self._hands_back and streams.others and now >= self._stays_until:
             # The others begin with what it holds. Handlers that are running go on.
+            await self._give_back(dict.fromkeys(keeper.held.values(), 0.0))
             keeper.forget(lambda _: True)
             await streams.enter(aside=True)
             self._hands_back = False
             self._stays_until = now + _LEAST_STAY
         backlog = keeper.backlog
-        room = 0 if streams.is_shared else backlog.room
+        # The limit of a read is that of each stream.
+        in_all = 0 if streams.is_shared else backlog.room
+        room = -(-in_all // streams.readable)
         patience, is_ahead = 0.0, backlog.ready
         if is_ahead:
             if not room or now < self._ahead_at:
@@ -167,12 +170,17 @@ class RedisSource:
         if streams.is_unsure:
             streams.rename()
             await keeper.beat()
+        stood_by = set(streams.standing_by)
         entries = await streams.take(limit, patience)
         if is_ahead:
-            self._ahead_at = now if len(entries) >= room else now + _LOOK_AHEAD
+            # Else, a full backlog would cost a read for each message that it delivers.
+            goes_on = in_all == AT_ONCE and len(entries) >= room
+            self._ahead_at = now if goes_on else now + _LOOK_AHEAD
         for entry in entries:
             entry.place = next(self._place)
         keeper.hold(entries)
+        if moved := streams.standing_by - stood_by:
+            await keeper.release(lambda entry: entry.at.stream in moved)
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with redis_errors(self._url):

@@ -145,6 +145,11 @@ class Streams:
                 f"{_RIGHTS}"
             ) from None
 
+    @property
+    def readable(self) -> int:
+        """From how many streams this member may read, as far as it knows."""
+        return max(1, len(self._known - self._waits))
+
     async def end(self) -> None:
         """End this member's presence."""
         await self._presence.end()
@@ -202,13 +207,13 @@ class Streams:
             answers = await _answers(pipeline)
         if not answers:
             return []  # another member has left
-        self.is_unsure = False
         self._add_shards(answers[-len(self._topics) :])
         taken = [*zip(streams, answers[first : first + len(streams)], strict=True)]
         if not self.is_shared:
             if any(answer[0] == self._channel.encode() for _, answer in taken):
                 # After a failover, the connection to a frozen master may stay open.
                 await self._presence.show(self._channel)
+            self.is_unsure = False
             return self._taken(taken, now)
         left = [
             _left(EntryId(stream, id), *rest)
@@ -412,7 +417,8 @@ class Streams:
         with self._begun_anew():
             await _answers(pipeline)
         if not self.is_shared and not streams:
-            await self._presence.leave()
+            with suppress(NoPermissionError):
+                await self._presence.leave()
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:

@@ -332,6 +332,35 @@ async def test_what_another_replica_has_settled_is_not_delivered_again(
             assert not await consumer.receive(limit=2)
 
 
+async def test_messages_are_handed_back_also_behind_all_that_is_read_ahead(
+    redis_url: str,
+) -> None:
+    for _ in range(21):
+        await publish(redis_url, *numbered(500))
+    async with source(redis_url, "orders") as consumer:
+        received = await receive(consumer, 1, limit=1)
+        while len(consumer._keeper.held) < READ_AHEAD + 10:
+            received += await consumer.receive(limit=1)
+        for delivery in received:
+            assert await delivery.hand_back(timedelta(seconds=30))
+
+
+async def test_attempts_are_known_to_the_replica_for_which_another_steps_aside(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(2))
+    async with source(redis_url, "orders") as consumer:
+        (failed, _) = await receive(consumer, 2)
+        await failed.nack(SOON)
+    async with source(redis_url, "orders") as old, source(redis_url, "orders") as new:
+        received = await receive(old, 2)
+        for delivery in received:
+            assert await delivery.hand_back(timedelta(seconds=30))
+        assert not await old.receive(limit=2)
+        received += await receive(new, 2)
+    assert [delivery.attempts for delivery in received] == [1, 0, 1, 0]
+
+
 async def test_a_group_deleted_while_an_entry_is_handed_back_is_created_again(
     redis_url: str,
 ) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from inbox.consuming import backlog
 from inbox.source import Source
 from inbox.sources.redis import RedisSource
 from inbox.sources.redis import streams as reading
 from outbox.brokers.shards import Shard
 from outbox.cloudevents.fields import from_fields
+from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
@@ -277,6 +280,71 @@ async def test_a_shard_moves_when_what_its_reader_holds_is_settled(
             assert await first.receive(limit=20)
     names = {Shard.holding(delivery.message, 2).number for delivery in came}
     assert names == {2}
+
+
+async def test_a_shard_moves_without_what_its_reader_has_read_ahead(
+    redis_url: str,
+) -> None:
+    await publish(sharded(redis_url, 2), *numbered(500, keys=20))
+    async with source(redis_url, "orders") as first:
+        held = await receive(first, 20, limit=20)
+        held += await receive(first, 20, limit=20)
+        while len(first._keeper.held) < 500:
+            held += await first.receive(limit=1)
+        began = time.monotonic()
+        async with source(redis_url, "orders") as second:
+            assert not await second.receive(limit=20)
+            for delivery in held:
+                await delivery.ack()
+            first._ahead_at = 0.0  # else it reads after 50 ms
+            for delivery in await first.receive(limit=1):
+                held.append(delivery)
+                await delivery.ack()
+            came = await receive(second, 1)
+            assert time.monotonic() - began < 5
+    names = {Shard.holding(delivery.message, 2).number for delivery in came}
+    assert names == {2}
+    moved = [n for n in range(500) if n in payloads(came)]
+    assert payloads(came) == moved
+    assert not {*payloads(came)} & {*payloads(held)}
+
+
+async def test_what_is_read_ahead_from_many_shards_is_as_limited_as_from_one(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "READ_AHEAD", 100)
+    await publish(sharded(redis_url, 64), *numbered(2000, keys=1000))
+    async with source(redis_url, "orders") as consumer:
+        received = await receive(consumer, 20, limit=1)
+        assert len(consumer._keeper.held) - len(received) <= 200
+
+
+async def test_an_entry_is_delivered_although_the_subscription_was_lost_in_its_read(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with source(redis_url, "bills", "orders") as consumer:
+        await publish(redis_url, Message("bills", b"1"))
+        streams = consumer._streams
+        take, show = reading._answers, streams._presence.show
+
+        async def lose(pipeline: Any) -> list[Any]:
+            answers = await take(pipeline)
+            at = next(
+                i for i, answer in enumerate(answers) if answer[2:] == [[], b"0-0"]
+            )
+            answers[at] = [streams._channel.encode(), 0]
+            return answers
+
+        async def fail(_: str) -> None:
+            monkeypatch.setattr(reading, "_answers", take)
+            monkeypatch.setattr(streams._presence, "show", show)
+            raise RedisConnectionError
+
+        monkeypatch.setattr(reading, "_answers", lose)
+        monkeypatch.setattr(streams._presence, "show", fail)
+        with pytest.raises(BrokerUnavailableError):
+            await consumer.receive(limit=1)
+        assert payloads(await receive(consumer, 1)) == [1]
 
 
 async def test_a_shard_moves_after_a_time_whatever_its_reader_holds(

@@ -163,6 +163,19 @@ def test_a_key_waits_whatever_the_priority() -> None:
     assert take_all(backlog) == [2, 1]
 
 
+def test_a_key_is_ready_once_the_items_that_wait_are_removed() -> None:
+    backlog: Backlog[Item] = Backlog()
+    # A key may be named like a priority.
+    for key in ("default", "b"):
+        for place in (5, 3, 4):
+            backlog.add(Item(place, key))
+        backlog.defer(Item(1, key), 60)
+    backlog.remove(lambda item: item in {(3, "b", DEFAULT), (1, "b", DEFAULT)})
+    assert sorted(item.place for item in backlog) == [1, 3, 4, 4, 5, 5]
+    assert take_all(backlog) == [4, 5]
+    assert [item.place for item, _ in backlog.waiting()] == [1, 3, 4, 5]
+
+
 def test_there_is_room_to_read_ahead_until_there_are_many_or_large_messages() -> None:
     backlog: Backlog[Item] = Backlog()
     assert backlog.room == 0
@@ -183,9 +196,9 @@ def test_there_is_room_to_read_ahead_until_there_are_many_or_large_messages() ->
         backlog.add(large)
     assert backlog.room == 0
     backlog.defer(large, 5)
-    backlog.forget("a")
-    backlog.take(2)
-    assert backlog.room == 2
+    backlog.remove(lambda item: item.place == 1)
+    assert len(backlog) == 0
+    assert backlog.room > 20
 
 
 def test_large_messages_after_thousands_of_small_ones_are_soon_expected() -> None:

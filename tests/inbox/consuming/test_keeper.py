@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from inbox.consuming.backlog import READ_AHEAD
 from inbox.consuming.keeper import Held, Keeper, Outcome
 from pillarbox import Message
 from tests.fixtures.waiting import answer_after
@@ -89,6 +90,33 @@ async def test_a_lost_entry_and_later_ones_of_its_key_are_not_delivered(
     keeper.hold([again])
     assert keeper.take(9) == [again]
     assert not broker.written
+
+
+async def test_losing_all_that_was_read_ahead_holds_up_nothing(broker: Broker) -> None:
+    keeper = broker.keeper
+    lost = [entry(number, str(number)) for number in range(READ_AHEAD)]
+    keeper.hold(lost)
+    keeper.nacked(keeper.take(1)[0], NEVER)
+    broker.lost = lost
+    began = time.monotonic()
+    await keeper.beat()
+    assert time.monotonic() - began < 1
+    assert (len(keeper.held), len(keeper.backlog)) == (0, 0)
+    again = entry(0, "0")
+    broker.lost = []
+    keeper.hold([again])
+    assert keeper.take(9) == [again]
+
+
+async def test_only_what_is_not_delivered_yet_is_released(broker: Broker) -> None:
+    keeper = broker.keeper
+    entries = [entry(number, "k") for number in range(4)]
+    keeper.hold(entries)
+    assert keeper.take(1) == entries[:1]
+    await keeper.release(lambda it: it.place != 3)
+    assert broker.written == [(1, 0.0), (2, 0.0)]
+    assert list(keeper.held.values()) == [entries[0], entries[3]]
+    assert keeper.take(9) == entries[3:]
 
 
 async def test_what_is_left_is_returned_in_order_with_what_is_left_of_its_delay(
