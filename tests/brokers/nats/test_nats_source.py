@@ -5,10 +5,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import nats
 import pytest
 
 from inbox.sources.nats import NatsSource
 from outbox.errors import ConfigError
+from outbox.lane import Priority
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
 from tests.fixtures.nats import ask
@@ -193,6 +195,27 @@ async def test_a_deleted_durable_is_recreated(
         await delete_durable(shared_nats.url, nats_topics)
         await publish(shared_nats.url, Message(topic, b"1"))
         assert payloads(await receive_despite_losses(consumer, 1)) == [1]
+
+
+async def test_urgent_messages_are_found_soon_however_short_a_wait_is(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, received = f"{nats_topics}.x", 0
+    bulk = [Message(topic, b"", priority=Priority.BULK) for _ in range(2500)]
+    await publish(shared_nats.url, *bulk, Message(topic, b"!"))
+    reader = NatsSource(
+        shared_nats.url,
+        consumer="billing",
+        topics=[topic],
+        poll_interval=timedelta(microseconds=300),
+    )
+    async with await nats.connect(shared_nats.url) as client, reader as consumer:
+        while b"!" not in [
+            it.message.payload for it in await receive(consumer, 1, limit=1)
+        ]:
+            received += 1
+            await client.flush()  # as long as a short handler
+    assert received < len(bulk) / 2
 
 
 async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
