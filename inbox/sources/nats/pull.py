@@ -135,7 +135,8 @@ class Pulls:
                 "settled, and max_deliver prevents another delivery"
             )
         return Entry(
-            at=(durable.line, sequence),
+            # A stream that was made again numbers its messages from 1 again.
+            at=(durable.line, sequence, stored_at),
             place=int(sequence),
             line=durable.line,
             key=message.key,

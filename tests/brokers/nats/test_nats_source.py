@@ -13,7 +13,7 @@ from outbox.errors import ConfigError
 from outbox.lane import Priority
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
-from tests.fixtures.nats import ask
+from tests.fixtures.nats import ask, make_stream
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sources import (
     entered,
@@ -235,3 +235,33 @@ async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
             while asyncio.get_running_loop().time() < until:
                 assert not await other.receive(limit=1)
         await delivery.ack()
+
+
+async def test_a_new_stream_of_the_same_name_loses_no_message_to_what_is_held(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as consumer:
+        await publish(shared_nats.url, *numbered(topic, 3))
+        held = await receive(consumer, 3)
+        await ask(shared_nats.url, f"STREAM.DELETE.{nats_topics}")
+        await make_stream(shared_nats.url, nats_topics, f"{nats_topics}.>")
+        await publish(shared_nats.url, *numbered(topic, 3, start=3))
+        assert payloads(await receive_despite_losses(consumer, 3)) == [3, 4, 5]
+        for delivery in held:
+            await delivery.ack()
+
+
+async def test_a_topic_that_another_stream_captures_now_is_read_from_there(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as consumer:
+        await publish(shared_nats.url, *numbered(topic, 1))
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+        await ask(shared_nats.url, f"STREAM.DELETE.{nats_topics}")
+        await make_stream(shared_nats.url, f"{nats_topics}-new", f"{nats_topics}.>")
+        await publish(shared_nats.url, *numbered(topic, 1, start=1))
+        async with asyncio.timeout(20):
+            assert payloads(await receive_despite_losses(consumer, 1)) == [1]
