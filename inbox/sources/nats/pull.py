@@ -30,6 +30,7 @@ ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
 _LATE: Final = 0.2
+_ALONE: Final = 1.0
 # The pull ended with no messages, or fewer than requested.
 _ENDED: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"
@@ -82,16 +83,18 @@ class Pulls:
 
     async def ask(self, limit: int, wait: float) -> None:
         """Open a pull on each durable that is read here and has none."""
-        request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
         for place, durable in list(self.reading.items()):
             now = time.monotonic()
+            # NATS 2.9 says nothing if a pull ends while messages are left. Whoever
+            # reads alone needn't wait for its pulls when it leaves.
+            lasts = max(wait, _ALONE) if durable.generation else wait
             if durable.outstanding <= 0:
-                durable.ends_at = now + wait
+                durable.ends_at = now + lasts
             elif now < durable.again_at:
                 continue
-            # NATS 2.9 doesn't end a pull if a message arrives at that moment.
-            durable.again_at = now + wait + _LATE
+            durable.again_at = now + lasts + _LATE
             durable.outstanding = limit
+            request = {"batch": limit, "expires": int(lasts * NANOSECONDS)}
             await self.connection.client.publish(
                 f"{self._api}.CONSUMER.MSG.NEXT.{place}",
                 json.dumps(request).encode(),
@@ -132,7 +135,8 @@ class Pulls:
                 "settled, and max_deliver prevents another delivery"
             )
         return Entry(
-            at=(durable.line, sequence),
+            # A stream that was made again numbers its messages from 1 again.
+            at=(durable.line, sequence, stored_at),
             place=int(sequence),
             line=durable.line,
             key=message.key,

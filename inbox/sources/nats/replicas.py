@@ -174,8 +174,14 @@ class Replicas:
             self._pulls, connection = pulls, pulls.connection
             self._others.clear()
             self._heard_itself.clear()
-            self._add(durables)
-            for stream in {durable.stream for durable in self._durables.values()}:
+            self._add(durables := list(durables))
+            streams = {durable.stream for durable in durables}
+            for line, durable in list(self._durables.items()):
+                if durable.stream not in streams:
+                    del self._durables[line]
+                    self._on_left(durable)
+            self._claimed &= self._durables.keys()
+            for stream in streams:
                 # A replica without this right must not create anything either.
                 with suppress(ApiError):
                     await connection.ask(f"CONSUMER.DELETE.{stream}.none")
@@ -222,8 +228,9 @@ class Replicas:
 
     def step_aside(self, line: str, seconds: float) -> None:
         """Leave a durable and others of its layout to others, if there are any."""
-        self._aside[self._durables[line].layout] = time.monotonic() + seconds
-        self.wake()
+        if line in self._durables:
+            self._aside[self._durables[line].layout] = time.monotonic() + seconds
+            self.wake()
 
     @property
     def _read_by_others(self) -> set[str]:

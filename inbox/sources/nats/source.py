@@ -142,6 +142,8 @@ class NatsSource:
             connection = await self._link.connected()
             backlog = self._keeper.backlog
             room = 0 if self._replicas.is_shared else backlog.room
+            # Each durable has a pull of its own.
+            room = -(-room // max(1, len(self._opened.reading)))
             if room and backlog.ready:
                 await self._opened.ask(room, self._poll)
             entries = self._keeper.take(limit)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 from outbox.bounded_dict import BoundedDict
-from outbox.brokers.nats.connection import NatsConnection
+from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import OF_CONSUMER, subject_problem
 from outbox.brokers.shards import Shard
 from outbox.errors import shorten
@@ -21,6 +21,7 @@ from outbox.lane import lane_of
 from outbox.message import Message
 from relay.publisher import Nacked
 
+_MISSING: Final = 404
 _PAUSE: Final = timedelta(seconds=1)
 _SILENCE: Final = 10.0
 """Seconds after which another relay can have published the lane."""
@@ -63,7 +64,15 @@ class Layouts:
         new = {it for it in lines if self._used_at.get(it, -math.inf) <= latest}
         for topic in {topic for topic, _ in new}:
             of_topic = {line for line in new if line[0] == topic}
-            if (problem := await self._problem(topic, of_topic)) is not None:
+            try:
+                problem = await self._problem(topic, of_topic)
+            except ApiError as error:
+                if error.code != _MISSING:
+                    raise
+                # The stream is gone; another one may capture the topic.
+                self._streams.pop(topic, None)
+                problem = await self._problem(topic, of_topic)
+            if problem is not None:
                 refused |= dict.fromkeys(of_topic, problem)
         for line in lines - refused.keys():
             if line[0] in self._streams:

@@ -10,7 +10,7 @@ from outbox.brokers.nats.connection import NatsConnection
 from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
 from relay.publisher import Acked, Nacked
-from relay.publishers.nats import NatsPublisher
+from relay.publishers.nats import NatsPublisher, layouts
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
 from tests.servers.nats import NatsServer, nats_server
 
@@ -330,3 +330,21 @@ async def test_other_clients_see_cloudevents(
     assert headers["own"] == "a b"
     assert headers["content-type"] == "application/json"
     assert await stored(shared_nats.url, nats_topics) == [message]
+
+
+async def test_a_topic_whose_stream_was_replaced_is_published_after_a_silence(
+    private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "_SILENCE", 0.0)
+    url = private_nats.url
+    await make_stream(url, "OTHERS", "others.>")
+    lost, other = Message("orders.x", b""), Message("others.x", b"")
+    async with NatsPublisher(url) as publisher:
+        assert await publisher.publish([lost, other]) == [Acked()] * 2
+        await ask(url, "STREAM.DELETE.ORDERS")
+        refused, acked = await publisher.publish([lost, other])
+        assert isinstance(refused, Nacked)
+        assert "no stream captures topic 'orders.x'" in refused.reason
+        assert acked == Acked()
+        await make_stream(url, "NEW", "orders.>")
+        assert await publisher.publish([lost, other]) == [Acked()] * 2

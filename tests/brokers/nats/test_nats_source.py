@@ -5,13 +5,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import nats
 import pytest
 
 from inbox.sources.nats import NatsSource
 from outbox.errors import ConfigError
+from outbox.lane import Priority
 from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
-from tests.fixtures.nats import ask
+from tests.fixtures.nats import ask, make_stream
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sources import (
     entered,
@@ -195,6 +197,27 @@ async def test_a_deleted_durable_is_recreated(
         assert payloads(await receive_despite_losses(consumer, 1)) == [1]
 
 
+async def test_urgent_messages_are_found_soon_however_short_a_wait_is(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, received = f"{nats_topics}.x", 0
+    bulk = [Message(topic, b"", priority=Priority.BULK) for _ in range(2500)]
+    await publish(shared_nats.url, *bulk, Message(topic, b"!"))
+    reader = NatsSource(
+        shared_nats.url,
+        consumer="billing",
+        topics=[topic],
+        poll_interval=timedelta(microseconds=300),
+    )
+    async with await nats.connect(shared_nats.url) as client, reader as consumer:
+        while b"!" not in [
+            it.message.payload for it in await receive(consumer, 1, limit=1)
+        ]:
+            received += 1
+            await client.flush()  # as long as a short handler
+    assert received < len(bulk) / 2
+
+
 async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
     shared_nats: NatsServer, nats_topics: str, proxy: MakeProxy
 ) -> None:
@@ -212,3 +235,33 @@ async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
             while asyncio.get_running_loop().time() < until:
                 assert not await other.receive(limit=1)
         await delivery.ack()
+
+
+async def test_a_new_stream_of_the_same_name_loses_no_message_to_what_is_held(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as consumer:
+        await publish(shared_nats.url, *numbered(topic, 3))
+        held = await receive(consumer, 3)
+        await ask(shared_nats.url, f"STREAM.DELETE.{nats_topics}")
+        await make_stream(shared_nats.url, nats_topics, f"{nats_topics}.>")
+        await publish(shared_nats.url, *numbered(topic, 3, start=3))
+        assert payloads(await receive_despite_losses(consumer, 3)) == [3, 4, 5]
+        for delivery in held:
+            await delivery.ack()
+
+
+async def test_a_topic_that_another_stream_captures_now_is_read_from_there(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as consumer:
+        await publish(shared_nats.url, *numbered(topic, 1))
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+        await ask(shared_nats.url, f"STREAM.DELETE.{nats_topics}")
+        await make_stream(shared_nats.url, f"{nats_topics}-new", f"{nats_topics}.>")
+        await publish(shared_nats.url, *numbered(topic, 1, start=1))
+        async with asyncio.timeout(20):
+            assert payloads(await receive_despite_losses(consumer, 1)) == [1]
