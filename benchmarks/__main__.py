@@ -51,6 +51,7 @@ QUESTIONS = (
     "processes",
     "way",
     "whole_way",
+    "shards",
     "web",
     "memory",
 )

@@ -51,7 +51,8 @@ def redis() -> Iterator[str]:
 def nats_jetstream() -> Iterator[str]:
     async def make_stream(url: str) -> None:
         async with await nats.connect(url) as client:
-            await client.jetstream().add_stream(name="orders", subjects=[TOPIC])
+            subjects = [TOPIC, f"{TOPIC}.*"]  # with its shards
+            await client.jetstream().add_stream(name="orders", subjects=subjects)
 
     with nats_server() as server:
         asyncio.run(make_stream(server.url))

@@ -271,14 +271,19 @@ def make_queue(url: str) -> None:
 
 @contextmanager
 def process(
-    label: str, url: str, broker_url: str, *, counted: bool
+    label: str,
+    url: str,
+    broker_url: str,
+    *,
+    counted: bool,
+    module: str = "benchmarks.whole_way",
 ) -> Iterator[tuple[Running, Wire]]:
     """Start a program; if it is counted, its connections lead through a proxy."""
     with ExitStack() as stack:
         wire = Wire()
         if counted:
             url, wire = stack.enter_context(proxied(url))
-        command = [sys.executable, "-m", "benchmarks.whole_way", label, url, broker_url]
+        command = [sys.executable, "-m", module, label, url, broker_url]
         started = subprocess.Popen(
             [*command, *(["--counted"] if counted else [])],
             cwd=REPOSITORY,
@@ -337,13 +342,17 @@ PROGRAMS: Final[Mapping[str, Program]] = {
 }
 
 
-if __name__ == "__main__":
+def main(programs: Mapping[str, Program]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("program", choices=programs)
     parser.add_argument("database_url")
     parser.add_argument("broker_url")
     parser.add_argument("--counted", action="store_true")
     given = parser.parse_args()
     if given.counted:
         Calls().count()
-    asyncio.run(PROGRAMS[given.program](given.database_url, given.broker_url))
+    asyncio.run(programs[given.program](given.database_url, given.broker_url))
+
+
+if __name__ == "__main__":
+    main(PROGRAMS)
