@@ -298,7 +298,7 @@ class StandingBy(Event):
 
     Attributes:
         topics: all topics for which it stands by now.
-        remedy: how several replicas can work at a time.
+        alternatives: how several replicas can work at a time.
     """
 
     about = ("consumer", "queue", "topics")
@@ -306,7 +306,7 @@ class StandingBy(Event):
     consumer: str
     queue: str
     topics: tuple[str, ...]
-    remedy: str = (
+    alternatives: str = (
         "if one replica is too slow, let several work: with shards, if the broker's"
         ' page has them, or without the order of keys, by Consumer(order="none")'
     )

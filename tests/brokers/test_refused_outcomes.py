@@ -84,7 +84,7 @@ async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_mor
                 lost = await until_outcomes_are_refused(events)
                 for event in lost:
                     assert "permissions violation for publish" in event.reason
-                    assert "grant the user publish on $JS.ACK.>" in event.reason
+                    assert "$JS.API.> and $JS.ACK.>" in event.reason
                 await put(publisher, b"2")
                 await events.wait_for(SourceLost, len(lost) + 2)
                 assert len(events.of(MessageHandled)) == 1

@@ -114,6 +114,10 @@ class Durable:
         own = FIRST
         if not shared:
             own = found[-1][0] + 1 if found else 1, secrets.token_hex(4)
+            # Otherwise each takeover that is interrupted would add one for the next.
+            for rank in found[:-1]:
+                await self._call(connection, "DELETE", rank)
+            found = found[-1:]
         self.generation = suffix(own)
         try:
             info = await self._create_after(connection, found, own, wanted, default)

@@ -129,6 +129,7 @@ class Streams:
             self._add_shards(await _answers(pipeline))
             if old := await self._join():
                 self.warnings.append(begins_at_oldest(self._group, old))
+            await self._look_around()
             if self._known and not self.is_shared:
                 pipeline.xread(dict.fromkeys(self._known, "$"))
             for stream in self._known:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
+from outbox.lane import priority_of
 from pillarbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
@@ -25,7 +26,9 @@ class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:
-        columns = "topic, payload, key, tenant, headers, content_type, schema_version"
+        columns = (
+            "topic, payload, key, tenant, headers, content_type, schema_version, lane"
+        )
         query = self.received_from.format(columns)
         found = [
             Message(
@@ -35,10 +38,11 @@ class TestPostgresPublisher(ProxiedUrl, PublisherSuite):
                 tenant=tenant,
                 headers=headers,
                 id=id,
-                content_type=content_type,
+                content_type=kind,
                 schema_version=version,
+                priority=priority_of(lane),
             )
-            for id, topic, payload, key, tenant, headers, content_type, version in (
+            for id, topic, payload, key, tenant, headers, kind, version, lane in (
                 execute(self.direct, query, [topic])
             )
         ]
