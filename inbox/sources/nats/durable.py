@@ -114,10 +114,6 @@ class Durable:
         own = FIRST
         if not shared:
             own = found[-1][0] + 1 if found else 1, secrets.token_hex(4)
-            # Otherwise each takeover that is interrupted would add one for the next.
-            for rank in found[:-1]:
-                await self._call(connection, "DELETE", rank)
-            found = found[-1:]
         self.generation = suffix(own)
         try:
             info = await self._create_after(connection, found, own, wanted, default)
@@ -159,6 +155,10 @@ class Durable:
             self.started = max(self.started, info["delivered"]["stream_seq"])
         if own in infos:
             return await self._create(connection, infos[own]["config"] | named)
+        if own != FIRST:
+            # Otherwise each interrupted takeover would leave one more to the next.
+            for rank in found[:-1]:
+                await self._call(connection, "DELETE", rank)
         config |= {**named, "deliver_policy": "all"}
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": floor + 1}
         try:
