@@ -39,8 +39,8 @@ def whole(waits: list[float]) -> list[float]:
     return [wait for wait in waits if wait >= 0.099]
 
 
-def differ(waits: list[float]) -> bool:
-    return max(waits) <= 0.2 and max(waits) - min(waits) > 0.01
+def differ(waits: list[float], most: float = 0.2) -> bool:
+    return max(waits) <= most and max(waits) - min(waits) > 0.01
 
 
 async def test_redis_reads_wait_for_different_times(redis_url: str) -> None:
@@ -82,4 +82,5 @@ async def test_nats_pulls_wait_for_different_times(
             poll_interval=POLL,
         ) as source:
             await idle(source, lambda: len(whole(waits)) >= ENOUGH)
-    assert differ(whole(waits))
+    # Whoever reads alone pulls for longer than it polls.
+    assert differ(whole(waits), most=2.0)

@@ -25,12 +25,13 @@ from outbox.brokers.shards import Shard
 from outbox.errors import InvalidMessageError
 from outbox.logs.printable import count
 from outbox.message import Message
+from outbox.retry import jittered
 
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
 _LATE: Final = 0.2
-_ALONE: Final = 1.0
+_ALONE: Final = 2.0
 # The pull ended with no messages, or fewer than requested.
 _ENDED: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"
@@ -87,7 +88,7 @@ class Pulls:
             now = time.monotonic()
             # NATS 2.9 says nothing if a pull ends while messages are left. Whoever
             # reads alone needn't wait for its pulls when it leaves.
-            lasts = max(wait, _ALONE) if durable.generation else wait
+            lasts = max(wait, jittered(_ALONE)) if durable.generation else wait
             if durable.outstanding <= 0:
                 durable.ends_at = now + lasts
             elif now < durable.again_at:

@@ -123,7 +123,7 @@ async def test_a_replica_that_stands_by_says_for_what_until_it_receives(
             elsewhere = {"orders"}
             await events.wait_for(StandingBy, 2)
     told = [it.message for it in caplog.records if "stand" in it.message.lower()]
-    first, ended, again = (it.partition(" remedy=")[0] for it in told)
+    first, ended, again = (it.partition(" alternatives=")[0] for it in told)
     assert first.endswith("topics=\"('orders', 'refunds')\"")
     assert ended == "StandbyEnded consumer=billing queue=default"
     assert again.endswith("topics=('orders',)")
