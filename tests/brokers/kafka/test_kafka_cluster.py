@@ -90,9 +90,13 @@ async def test_partitions_whose_only_replica_is_dead_hold_up_no_others(
             answers = await publisher.publish(batch(topic, 300))
             assert orphaned(answers) == {"no answer within 5 s"}
             wait_for("it has no leader", lambda: -1 in leaders(nodes, topic))
-            answers = await publisher.publish(batch(topic, 300))
-            (reason,) = orphaned(answers)
-            assert "has no leader" in reason
+            reasons = {"no answer within 5 s"}
+            async with asyncio.timeout(60):
+                # The client learns it from the other nodes, later on a busy machine.
+                while reasons == {"no answer within 5 s"}:
+                    answers = await publisher.publish(batch(topic, 300))
+                    reasons = orphaned(answers)
+            assert all("has no leader" in reason for reason in reasons)
             assert answers.count(Acked()) > 150
         finally:
             await asyncio.to_thread(victim.start)
