@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 from inbox.consuming.keeper import Held
+from inbox.poison.history import REDELIVERED, History, TakenOver
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import subject_problem
 from outbox.brokers.shards import Shard
@@ -53,6 +54,7 @@ class Durable:
             over a new connection, as are deliveries that it holds.
         old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
+        history: of messages that were delivered before.
         number: of the last delivery.
         ends_at: when the pull ends, or the first of several that gave no answer.
         again_at: when the next one follows in any case.
@@ -66,6 +68,7 @@ class Durable:
     ack_wait: float = 0.0
     max_deliver: int | None = None
     started: int = 0
+    history: History = REDELIVERED
     number: int = 0
     outstanding: int = 0
     ends_at: float = 0.0
@@ -114,6 +117,7 @@ class Durable:
         own = FIRST
         if not shared:
             own = found[-1][0] + 1 if found else 1, secrets.token_hex(4)
+            self.history = TakenOver()
         self.generation = suffix(own)
         try:
             info = await self._create_after(connection, found, own, wanted, default)

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.consuming.keeper import Held
 from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import Delivered
+from inbox.poison.history import REDELIVERED, Delivered, History, TakenOver
 from inbox.sources.redis.presence import Presence
 from inbox.sources.redis.scripts import KEEP, LEAVE, RETURNED, TAKE
 from outbox.brokers.redis.options import LAYOUTS
@@ -94,6 +94,7 @@ class Streams:
         self._last: dict[Any, Any] = {}
         self._waits: set[bytes] = set()
         self._held_since: dict[bytes, float] = {}
+        self._taken_over: dict[bytes, TakenOver] = {}
         self._discover_at = self._look_at = self._reclaim_at = 0.0
         self.warnings: list[str] = []
         self.members: dict[str, None] = {}
@@ -252,6 +253,7 @@ class Streams:
         for stream, (reader, *found) in answers:
             if reader:
                 self._waits.add(stream)
+                self._taken_over.pop(stream, None)
                 if found[0]:
                     self._held_since[stream] = held_since.get(stream, now)
                 if reader != self._channel.encode():
@@ -261,7 +263,11 @@ class Streams:
             self.others = self.others or others > 0
             if last:
                 self._last[stream] = last
-            entries += (_left(EntryId(stream, id), *rest) for id, *rest in taken)
+            history = self._taken_over.setdefault(stream, TakenOver())
+            entries += (
+                _left(EntryId(stream, id), fields, earlier, is_returned, history)
+                for id, fields, earlier, is_returned in taken
+            )
         for entry in entries:
             entry.key = entry.message.key
         return entries
@@ -436,6 +442,7 @@ class Streams:
         self._known.clear()
         self._streams = {_key(topic) for topic in self._topics}
         self._last.clear()
+        self._taken_over.clear()
         self._discover_at = 0.0
 
 
@@ -468,11 +475,16 @@ def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:
 
 
 def _left(
-    at: EntryId, fields: Sequence[bytes], earlier: int, is_returned: int
+    at: EntryId,
+    fields: Sequence[bytes],
+    earlier: int,
+    is_returned: int,
+    taken_over: History = REDELIVERED,
 ) -> Entry:
     entry = _entry(at, dict(zip(fields[::2], fields[1::2], strict=True)))
     entry.attempts = earlier if is_returned else 0
-    entry.history = Delivered(before=earlier > 0)
+    is_suspect = earlier and not is_returned
+    entry.history = taken_over if is_suspect else Delivered(before=earlier > 0)
     return entry
 
 
