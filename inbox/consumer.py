@@ -137,7 +137,7 @@ class Consumer(Process):
         max_waiting: the number of messages of each queue that wait in memory: for a
             handler (at most `max_in_flight`; tenants take turns), behind others of
             their key, or for a retry. At the limit, and at 64 MiB of payloads,
-            fetching pauses.
+            fetching pauses; a tenant or a priority alone fills half of it.
         max_idle: how long a handler's transaction can be idle before the server ends
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.

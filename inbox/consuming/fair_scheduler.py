@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from outbox.lane import Priority, Turns
+from outbox.lane import Lines, Priority
 
 Tenant: TypeAlias = str | None
 _Line: TypeAlias = deque[asyncio.Future[None]]
-_Lines: TypeAlias = dict[Priority, OrderedDict[Tenant, _Line]]
+_Rings: TypeAlias = Lines[OrderedDict[Tenant, _Line]]
 
 
 class Waiting:
@@ -31,9 +31,8 @@ class Waiting:
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.credit = weight
-        self.turns = Turns()
-        self.rings: _Lines = {}
-        self.capped: _Lines = {}
+        self.rings: _Rings = Lines(OrderedDict)
+        self.capped: _Rings = Lines(OrderedDict)
 
 
 class FairScheduler:
@@ -80,8 +79,8 @@ class FairScheduler:
 
     def _count_capped(self, queue: str) -> Counter[Tenant]:
         counts: Counter[Tenant] = Counter()
-        for lines in self._queues[queue].capped.values():
-            counts.update({tenant: len(line) for tenant, line in lines.items()})
+        for ring in self._queues[queue].capped:
+            counts.update({tenant: len(line) for tenant, line in ring.items()})
         return counts
 
     async def acquire(self, name: str, priority: Priority, tenant: Tenant) -> None:
@@ -91,11 +90,10 @@ class FairScheduler:
             self._take(queue, tenant)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lines = queue.capped if self._is_full(tenant) else queue.rings
-        ring = lines.setdefault(priority, OrderedDict())
-        line = ring.setdefault(tenant, deque())
+        rings = queue.capped if self._is_full(tenant) else queue.rings
+        line = rings[priority].setdefault(tenant, deque())
         line.append(granted)
-        if lines is queue.capped:
+        if rings is queue.capped:
             self._on_capped()
         self._grant()
         if granted.done():
@@ -127,20 +125,14 @@ class FairScheduler:
     def _grant(self) -> None:
         while self._free:
             queue = self._next_queue()
-            if queue is None:
+            if queue is None or (ring := queue.rings.next()) is None:
                 return
-            (priority, *others) = queue.rings
-            if others:
-                priority = queue.turns.next(queue.rings)
-            ring = queue.rings[priority]
             tenant, line = next(iter(ring.items()))
             granted = line.popleft() if line else None
             if line:
                 ring.move_to_end(tenant)
             else:
                 del ring[tenant]
-            if not ring:
-                del queue.rings[priority]
             if granted is None or granted.cancelled():
                 continue
             granted.set_result(None)
@@ -148,7 +140,7 @@ class FairScheduler:
 
     def _is_wanted(self) -> bool:
         """Whether a message waits that is eligible for a slot."""
-        return any(queue.rings for queue in self._order)
+        return any(queue.rings.waiting() for queue in self._order)
 
     def _take(self, queue: Waiting, tenant: Tenant) -> None:
         if not queue.credit:
@@ -163,7 +155,7 @@ class FairScheduler:
 
     def _next_queue(self) -> Waiting | None:
         """Choose by weight among the queues that have a message eligible for a slot."""
-        waiting = [queue for queue in self._order if queue.rings]
+        waiting = [queue for queue in self._order if queue.rings.waiting()]
         if not waiting:
             return None
         if not any(queue.credit for queue in waiting):
@@ -187,10 +179,7 @@ class FairScheduler:
         self._on_capped()
 
 
-def _move(tenant: Tenant, lines: _Lines, target: _Lines) -> None:
-    for priority in list(lines):
-        if tenant in lines[priority]:
-            line = lines[priority].pop(tenant)
-            target.setdefault(priority, OrderedDict())[tenant] = line
-            if not lines[priority]:
-                del lines[priority]
+def _move(tenant: Tenant, source: _Rings, target: _Rings) -> None:
+    for ring, other in zip(source, target, strict=True):
+        if tenant in ring:
+            other[tenant] = ring.pop(tenant)

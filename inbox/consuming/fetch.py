@@ -89,7 +89,10 @@ class Fetcher:
         last = time.monotonic()
         while True:
             room = await self._dispatcher.wait_for_room()
-            self._abilities.leave_out(self._dispatcher.tenants_over_share)
+            self._abilities.leave_out(
+                self._dispatcher.tenants_over_share,
+                self._dispatcher.priorities_over_share,
+            )
             self._notify_warnings()
             try:
                 deliveries = await self._source.receive(limit=room)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.ready import Ready
 from inbox.sources.postgres.tenants import Tenants
+from outbox.lane import Priority
 
 _MAX_CLAIMS: Final = 4
 """So many claims' worth of messages are ready at most, if some tenants are left out."""
@@ -51,6 +52,7 @@ class Handover:
         self.some = asyncio.Event()
         self._prefetch = prefetch
         self.left_out: frozenset[str] = frozenset()
+        self.priorities_left_out: Collection[Priority] = ()
         self._wanted = asyncio.Event()
         # So that a search brings as many messages of a tenant as a claim.
         self._tenants = Tenants(2 * prefetch)
@@ -100,7 +102,9 @@ class Handover:
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
             return False
-        return not self.ready or self.ready.has_only(self.left_out)
+        return not self.ready or self.ready.has_only(
+            self.left_out, self.priorities_left_out
+        )
 
     def hand_over(self, messages: Sequence[HeldMessage]) -> None:
         """Take messages, those of a key in order."""
@@ -123,9 +127,12 @@ class Handover:
         """Remove and return the unwanted messages that were not started, in order."""
         return self.ready.remove(unwanted)
 
-    def leave_out(self, tenants: Collection[str]) -> None:
-        """Hand out no messages of these tenants, until the next call."""
+    def leave_out(
+        self, tenants: Collection[str], priorities: Collection[Priority]
+    ) -> None:
+        """Hand out no messages of these, until the next call."""
         self.left_out = frozenset(tenants)
+        self.priorities_left_out = priorities
         self._wanted.set()
         self.some.set()
 
@@ -134,7 +141,9 @@ class Handover:
         self.some.clear()
         taken: list[HeldMessage] = []
         while len(taken) < limit:
-            found = self.ready.take(limit - len(taken), self.left_out)
+            found = self.ready.take(
+                limit - len(taken), self.left_out, self.priorities_left_out
+            )
             if not found:
                 break
             taken += [message for message in found if message.begin()]

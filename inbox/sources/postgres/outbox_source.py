@@ -6,7 +6,7 @@ it claims, orders, defers and takes lanes over as relays do.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import (
     AsyncExitStack,
     suppress,
@@ -14,6 +14,7 @@ from contextlib import (
 from datetime import timedelta
 from typing import Any, Final, Self
 
+from inbox.consuming.backlog import LEFT_OUT
 from inbox.consuming.rollout import warn_unhandled
 from inbox.poison.history import (
     FIRST_DELIVERY,
@@ -36,6 +37,7 @@ from outbox.errors import (
 )
 from outbox.events import Event
 from outbox.gather import end, start
+from outbox.lane import Priority
 from outbox.log.config import ReadingConfig
 from outbox.log.events import (
     BrokerDiffers,
@@ -55,8 +57,6 @@ from outbox.url import without_password
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
-_LEFT_OUT: Final = 0.05
-"""Seconds that a source waits for messages while tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
 _GRANT: Final = (
@@ -113,7 +113,7 @@ class PostgresSource:
             url, self._registration, self._config, self._on_event, kind="consumer"
         )
         self.abilities = Abilities(
-            leave_out=self._handover.leave_out,
+            leave_out=self._leave_out,
             foreign_holders=lambda: self._holders,
             warnings=lambda: self._warnings,
             identify=self._process.identify,
@@ -194,8 +194,9 @@ class PostgresSource:
         """
         taken = self._handover.take(limit)
         if not (taken or self._failure or self._refusal):
-            # While this waits, the caller can't let tenants in again.
-            poll = min(self._poll, _LEFT_OUT) if self._handover.left_out else self._poll
+            handover, poll = self._handover, self._poll
+            if handover.left_out or handover.priorities_left_out:
+                poll = min(poll, LEFT_OUT)
             with suppress(TimeoutError):
                 async with asyncio.timeout(poll):
                     await self._handover.some.wait()
@@ -242,6 +243,12 @@ class PostgresSource:
         entry.end(Disposition("postponed", reason, seconds))
         self._process.step_aside(seconds)
         return True
+
+    def _leave_out(
+        self, tenants: Collection[str], priorities: Collection[Priority]
+    ) -> None:
+        self._handover.leave_out(tenants, priorities)
+        self._process.lanes.leave_out(priorities)
 
     def _history_of(self, handed: HeldMessage) -> History:
         lane, leased_at = handed.leased

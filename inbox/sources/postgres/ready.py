@@ -39,14 +39,18 @@ class Ready(Generic[T]):
         counts = self._counts().items()
         return [it for it, count in counts if it is not None and count >= least]
 
-    def has_only(self, tenants: Collection[str]) -> bool:
-        """Return whether there are items and all of them belong to these tenants."""
-        counts = self._counts()
-        return bool(counts) and all(tenant in tenants for tenant in counts)
+    def has_only(
+        self, tenants: Collection[str], priorities: Collection[Priority] = ()
+    ) -> bool:
+        """Return whether there are items and all of them belong to one of these."""
+        others = self._counts(priorities)
+        return bool(self._lines) and all(tenant in tenants for tenant in others)
 
-    def _counts(self) -> Counter[str | None]:
+    def _counts(self, without: Collection[Priority] = ()) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
-        for lines in self._lines.values():
+        for priority, lines in self._lines.items():
+            if priority in without:
+                continue
             for tenant, line in lines.items():
                 counts[tenant] += len(line)
         return counts
@@ -68,12 +72,23 @@ class Ready(Generic[T]):
         )
         line.insert(place, item)
 
-    def take(self, limit: int, without: Collection[str]) -> list[T]:
-        """Remove and return at most `limit` items, one per tenant in each round."""
+    def take(
+        self,
+        limit: int,
+        without: Collection[str],
+        left_out: Collection[Priority] = (),
+    ) -> list[T]:
+        """Remove and return at most `limit` items, one per tenant in each round.
+
+        Args:
+            without: tenants to skip.
+            left_out: priorities to skip.
+        """
         given: list[T] = []
         rounds = {
             priority: deque(tenant for tenant in lines if tenant not in without)
             for priority, lines in self._lines.items()
+            if priority not in left_out
         }
         while len(given) < limit and (rounds := {p: r for p, r in rounds.items() if r}):
             priority = self._turns.next(rounds)

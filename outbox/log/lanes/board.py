@@ -35,6 +35,7 @@ class LaneBoard:
         self._lease = lease
         self._concurrency = concurrency
         self._priorities = Turns()
+        self._left_out: Collection[Priority] = ()
         self._known: dict[int, Lane] = {}
         # The lane served last is at the end of its queue.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
@@ -84,6 +85,12 @@ class LaneBoard:
                 lane.require_refresh()
         self._claim_everywhere = True
         self._update_events()
+
+    def leave_out(self, priorities: Collection[Priority]) -> None:
+        """Let no claim pick lanes of these priorities, until the next call."""
+        if priorities != self._left_out:
+            self._left_out = priorities
+            self._update_events()
 
     def take_over(self) -> None:
         """Make claims take every lane over again: the reader has more topics.
@@ -262,6 +269,7 @@ class LaneBoard:
                 and not lane.idle
                 and not lane.in_flight
                 and number in allowed
+                and priority not in self._left_out
             ]
             if lanes:
                 waiting[priority] = lanes
