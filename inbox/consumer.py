@@ -41,7 +41,12 @@ from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
-from inbox.handlers.checks import check_database, make_days, member_id
+from inbox.handlers.checks import (
+    check_database,
+    check_writable,
+    make_days,
+    member_id,
+)
 from inbox.handlers.registration import Registered, most_connections
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
@@ -471,8 +476,11 @@ class Consumer(Process):
                 if not self._in_order:
                     source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
+            probe = partial(check_writable, self._executor)
+            outage = DatabaseOutage(self.name, observers, probe)
+            stack.push_async_callback(outage.close)
             scheduler, dispatchers = self._dispatchers(
-                weights, observers, limits, systems
+                weights, observers, limits, systems, outage
             )
             fetchers = [
                 Fetcher(
@@ -492,7 +500,7 @@ class Consumer(Process):
             await self._executor.open()
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            beat = partial(self._beat, DatabaseOutage(self.name, observers))
+            beat = partial(self._beat, outage)
             write = None if limit is not None and limit.is_shared else beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
@@ -571,6 +579,7 @@ class Consumer(Process):
         observers: Observers,
         limits: ConsumerLimits,
         systems: Mapping[str, str],
+        outage: DatabaseOutage,
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
             self._writer,
@@ -580,6 +589,7 @@ class Consumer(Process):
             self._executor,
             self._retry,
             observers,
+            outage,
         )
         dispatchers: dict[str, Dispatcher] = {}
         is_mixed = len(set(systems.values())) > 1

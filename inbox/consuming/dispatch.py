@@ -169,6 +169,15 @@ class Dispatcher:
             return True
         return False
 
+    async def wait_for(self, task: asyncio.Task[None]) -> bool:
+        """Wait for a task while in flight; return False if the dispatcher stops."""
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end([stopping])
+        return not self.stopping.is_set()
+
     async def park(self, delay: timedelta) -> bool:
         """Wait like `pause`, but not in flight."""
         self._parked += 1
