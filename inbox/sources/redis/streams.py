@@ -27,6 +27,8 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 
 _AT_ONCE: Final = 7 * 86_400_000
+_KEPT_AT_ONCE: Final = 500
+"""Entries that one script keeps; Redis runs nothing else meanwhile."""
 _DISCOVERY: Final = 5.0
 _RECLAIM_INTERVAL: Final = 5.0
 _HANDOVER: Final = 10.0
@@ -370,12 +372,15 @@ class Streams:
         Return these, and whether another member has them.
         """
         lost: dict[EntryId, bool] = {}
+        common = self._group, self._member, self._channel
         for stream, ids in _by_stream(held).items():
             with self._begun_anew():
-                found: Any = await self._client.eval(
-                    KEEP, 1, stream, self._group, self._member, self._channel, *ids
-                )
-                lost |= {EntryId(stream, id): bool(is_held) for id, is_held in found}
+                for start in range(0, len(ids), _KEPT_AT_ONCE):
+                    part = ids[start : start + _KEPT_AT_ONCE]
+                    found: Any = await self._client.eval(
+                        KEEP, 1, stream, *common, *part
+                    )
+                    lost |= {EntryId(stream, id): bool(other) for id, other in found}
         return lost
 
     async def acknowledge(self, entries: Iterable[EntryId]) -> None:

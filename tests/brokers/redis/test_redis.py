@@ -127,6 +127,25 @@ async def test_deliveries_of_a_dead_replica_are_taken_over(redis_url: str) -> No
     assert isinstance(history, TakenOver)
 
 
+async def test_a_heartbeat_of_many_entries_lets_other_commands_in(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(1200))
+    async with (
+        source(redis_url, "orders") as consumer,
+        Redis.from_url(redis_url, protocol=2) as client,
+    ):
+        await receive(consumer, 1200)
+        held = consumer._keeper.held
+        before = (await client.info("commandstats"))["cmdstat_eval"]["calls"]
+        lost = streams.EntryId(b"orders", b"1-1")
+        assert await consumer._streams.keep_alive([*held, lost]) == {lost: False}
+        after = (await client.info("commandstats"))["cmdstat_eval"]["calls"]
+        assert after - before >= 3
+        (entries,) = await client.xinfo_consumers("orders", "billing")
+        assert entries["pending"] == 1200
+
+
 async def test_deliveries_of_live_replicas_do_not_hide_those_of_a_dead_one(
     redis_url: str,
 ) -> None:
