@@ -52,6 +52,7 @@ class Durable:
         subject: a topic, a shard of one, or the start of topics followed by `>`.
         generation: the end of the name of the one that this replica reads alone; kept
             over a new connection, as are deliveries that it holds.
+        created_at: when it was created, as NATS writes it.
         old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
         history: of messages that were delivered before.
@@ -64,6 +65,7 @@ class Durable:
     name: str
     subject: str
     generation: str = ""
+    created_at: str = ""
     old: int | None = None
     ack_wait: float = 0.0
     max_deliver: int | None = None
@@ -131,6 +133,7 @@ class Durable:
         for rank in {*others} - {own} if is_last else {own}:
             await self._call(connection, "DELETE", rank)
         self.generation = suffix(own) if is_last else ""
+        self.created_at = info["created"]
         self.old = None if found else int(info["num_pending"])
         self.number = self.outstanding = 0
         return is_last

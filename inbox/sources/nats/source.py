@@ -206,8 +206,9 @@ class NatsSource:
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with nats_errors(self._settings):
-            connection = await self._link.connected()
-            await settle(connection, outcomes)
+            connection, held = await self._link.connected(), self._keeper.held
+            own = [it for it in outcomes if held.get(it.entry.at) is it.entry]
+            await settle(connection, own)
             # NATS reports refused acks before it answers the flush.
             await self._check(connection)
 
