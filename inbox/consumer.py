@@ -41,12 +41,7 @@ from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
 from inbox.handlers.arguments import arguments_of
 from inbox.handlers.attempt import answered
-from inbox.handlers.checks import (
-    check_database,
-    check_writable,
-    make_days,
-    member_id,
-)
+from inbox.handlers.checks import check_database, make_days, member_id
 from inbox.handlers.registration import Registered, most_connections
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.handlers.sessions import (
@@ -476,9 +471,7 @@ class Consumer(Process):
                 if not self._in_order:
                     source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
-            probe = partial(check_writable, self._executor)
-            outage = DatabaseOutage(self.name, observers, probe)
-            stack.push_async_callback(outage.close)
+            outage = DatabaseOutage(self.name, observers, self._executor)
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems, outage
             )

@@ -70,10 +70,7 @@ class Turns:
 
 
 class Lines(Generic[L]):
-    """A line of each priority; those that aren't empty take turns.
-
-    Iterating gives all of them, in the same order for every object.
-    """
+    """A line of each priority; those that aren't empty take turns by weight."""
 
     def __init__(self, make: Callable[[], L]) -> None:
         self._lines = {priority: make() for priority in PRIORITIES}

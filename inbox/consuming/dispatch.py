@@ -98,11 +98,7 @@ class Dispatcher:
 
     @property
     def priorities_over_share(self) -> set[Priority]:
-        """The priorities that have filled their share, such as by a flood of one key.
-
-        A priority may fill as much behind its lines as it leaves free, so there is room
-        for the others, however many have a flood.
-        """
+        """The priorities that hold as much as they leave, as by a flood of one key."""
         return {p for p, left in self._left_of_shares().items() if left <= 0}
 
     def _left_of_shares(self) -> dict[Priority, int]:
@@ -168,15 +164,6 @@ class Dispatcher:
         except TimeoutError:
             return True
         return False
-
-    async def wait_for(self, task: asyncio.Task[None]) -> bool:
-        """Wait for a task while in flight; return False if the dispatcher stops."""
-        stopping = asyncio.create_task(self.stopping.wait())
-        try:
-            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end([stopping])
-        return not self.stopping.is_set()
 
     async def park(self, delay: timedelta) -> bool:
         """Wait like `pause`, but not in flight."""

@@ -12,27 +12,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from outbox.lane import Lines, Priority
+from outbox.lane import PRIORITIES, Lines, Priority
 
 Tenant: TypeAlias = str | None
 _Line: TypeAlias = deque[asyncio.Future[None]]
-_Rings: TypeAlias = Lines[OrderedDict[Tenant, _Line]]
 
 
 class Waiting:
     """The messages that wait in one queue, by priority and tenant.
 
     Attributes:
-        rings: those that may get a slot; of a priority's tenants, the most recently
-            served one is at the end.
-        capped: those of tenants at their limit.
+        rings: of a priority's tenants, the most recently served one is at the end.
     """
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.credit = weight
-        self.rings: _Rings = Lines(OrderedDict)
-        self.capped: _Rings = Lines(OrderedDict)
+        self.rings: Lines[OrderedDict[Tenant, _Line]] = Lines(OrderedDict)
 
 
 class FairScheduler:
@@ -79,8 +75,10 @@ class FairScheduler:
 
     def _count_capped(self, queue: str) -> Counter[Tenant]:
         counts: Counter[Tenant] = Counter()
-        for ring in self._queues[queue].capped:
-            counts.update({tenant: len(line) for tenant, line in ring.items()})
+        if self._max_per_tenant is not None:
+            for ring in self._queues[queue].rings:
+                full = filter(self._is_full, ring)
+                counts.update({tenant: len(ring[tenant]) for tenant in full})
         return counts
 
     async def acquire(self, name: str, priority: Priority, tenant: Tenant) -> None:
@@ -90,10 +88,9 @@ class FairScheduler:
             self._take(queue, tenant)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        rings = queue.capped if self._is_full(tenant) else queue.rings
-        line = rings[priority].setdefault(tenant, deque())
+        line = queue.rings[priority].setdefault(tenant, deque())
         line.append(granted)
-        if rings is queue.capped:
+        if self._is_full(tenant):
             self._on_capped()
         self._grant()
         if granted.done():
@@ -115,9 +112,6 @@ class FairScheduler:
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
             del self._taken[tenant]
-        if was_full:
-            for queue in self._order:
-                _move(tenant, queue.capped, queue.rings)
         self._grant()
         if was_full:
             self._on_capped()
@@ -125,9 +119,10 @@ class FairScheduler:
     def _grant(self) -> None:
         while self._free:
             queue = self._next_queue()
-            if queue is None or (ring := queue.rings.next()) is None:
+            if queue is None or not (ring := queue.rings.next(self._stuck(queue))):
                 return
-            tenant, line = next(iter(ring.items()))
+            tenant = next(it for it in ring if not self._is_full(it))
+            line = ring[tenant]
             granted = line.popleft() if line else None
             if line:
                 ring.move_to_end(tenant)
@@ -140,7 +135,11 @@ class FairScheduler:
 
     def _is_wanted(self) -> bool:
         """Whether a message waits that is eligible for a slot."""
-        return any(queue.rings.waiting() for queue in self._order)
+        return any(queue.rings.waiting(self._stuck(queue)) for queue in self._order)
+
+    def _stuck(self, queue: Waiting) -> list[Priority]:
+        """Return the priorities of which all tenants are at their limit, if any."""
+        return [it for it in PRIORITIES if all(map(self._is_full, queue.rings[it]))]
 
     def _take(self, queue: Waiting, tenant: Tenant) -> None:
         if not queue.credit:
@@ -151,11 +150,11 @@ class FairScheduler:
         self._free -= 1
         self._taken[tenant] += 1
         if self._is_full(tenant):
-            self._set_aside(tenant)
+            self._on_capped()
 
     def _next_queue(self) -> Waiting | None:
         """Choose by weight among the queues that have a message eligible for a slot."""
-        waiting = [queue for queue in self._order if queue.rings.waiting()]
+        waiting = [it for it in self._order if it.rings.waiting(self._stuck(it))]
         if not waiting:
             return None
         if not any(queue.credit for queue in waiting):
@@ -172,14 +171,3 @@ class FairScheduler:
             and self._max_per_tenant is not None
             and self._taken[tenant] >= self._max_per_tenant
         )
-
-    def _set_aside(self, tenant: Tenant) -> None:
-        for queue in self._order:
-            _move(tenant, queue.rings, queue.capped)
-        self._on_capped()
-
-
-def _move(tenant: Tenant, source: _Rings, target: _Rings) -> None:
-    for ring, other in zip(source, target, strict=True):
-        if tenant in ring:
-            other[tenant] = ring.pop(tenant)

@@ -1,22 +1,21 @@
 """Wait while the handlers' database is unavailable, and report it.
 
-After its own delay, each message waits until one *probe* for all of them has succeeded,
-so a server that starts isn't asked by each at the same time.
+After its own delay, each message waits until the probe of one of them has succeeded, so
+they don't all reconnect to a server that is away.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from itertools import count
 from typing import Final
 
 from inbox.consuming.dispatch import Dispatcher
 from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
+from inbox.handlers.checks import check_writable
+from inbox.handlers.executor import Executor
 from outbox.errors import one_line
 from outbox.events import Observers
-from outbox.gather import end
 from outbox.postgres.remedy import remedy_of
 from outbox.retry import RECONNECT
 
@@ -25,50 +24,36 @@ _REPORT_AGAIN: Final = 20.0
 
 
 class DatabaseOutage:
-    """Waits while the handlers' database is unavailable, and reports the outage.
+    """Waits while the handlers' database is unavailable, and reports the outage."""
 
-    Args:
-        probe: raises an error as long as the database can't be used.
-    """
-
-    def __init__(
-        self,
-        consumer: str,
-        observers: Observers,
-        probe: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, consumer: str, observers: Observers, executor: Executor) -> None:
         self._consumer = consumer
         self._notify = observers.notify
-        self._probe = probe
-        self._probing: asyncio.Task[None] | None = None
-        self._is_lost = False
+        self._executor = executor
+        self._probing = asyncio.Lock()
+        self._is_down = self._is_lost = False
         self._report_at = -math.inf
 
     async def wait(
         self, error: BaseException, times: int, dispatcher: Dispatcher
     ) -> bool:
         """Wait with backoff after an error; return False if the consumer stops."""
-        delay = RECONNECT.delay(times)
+        self._is_down, delay = True, RECONNECT.delay(times)
         self.begin(error, delay)
         # Still in flight, so that fetching pauses during an outage.
         if not await dispatcher.pause(delay):
             return False
-        if not self._is_lost:
-            return True
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._until_answered())
-        return await dispatcher.wait_for(self._probing)
-
-    async def _until_answered(self) -> None:
-        for times in count(1):
-            try:
-                await self._probe()
-            except Exception as error:  # noqa: BLE001 (whatever keeps it from answering)
-                delay = RECONNECT.delay(times)
-                self.begin(error, delay)
-                await asyncio.sleep(delay.total_seconds())
-            else:
-                return
+        async with self._probing:
+            while self._is_down and not dispatcher.stopping.is_set():
+                try:
+                    await check_writable(self._executor)
+                    self._is_down = False
+                except Exception as raised:  # noqa: BLE001 (whatever keeps it away)
+                    times += 1
+                    delay = RECONNECT.delay(times)
+                    self.begin(raised, delay)
+                    await dispatcher.pause(delay)
+        return not dispatcher.stopping.is_set()
 
     def begin(self, error: BaseException, delay: timedelta) -> None:
         """Report an error, after which the next try begins in `delay`."""
@@ -87,14 +72,8 @@ class DatabaseOutage:
 
     def end(self) -> None:
         """Report that the database is back, if it was unavailable."""
+        self._is_down = False
         if self._is_lost:
             self._is_lost = False
             self._report_at = -math.inf
             self._notify(HandlerDatabaseRecovered(consumer=self._consumer))
-            if self._probing is not None:
-                self._probing.cancel()
-
-    async def close(self) -> None:
-        """End a probe."""
-        if self._probing is not None:
-            await end([self._probing])

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NamedTuple, TypeAlias
-
-MAX_SUSPECTS: Final = 2_000
-"""More than a consumer starts before it has handled all that was in flight."""
+from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,8 @@ class TakenOver:
 
     __slots__ = ("left",)
 
-    def __init__(self, max_suspects: int = MAX_SUSPECTS) -> None:
+    # More than a consumer starts before it has handled all that was in flight.
+    def __init__(self, max_suspects: int = 2_000) -> None:
         self.left = max_suspects
 
 

@@ -51,8 +51,7 @@ class Handover:
         self.ready: Ready[HeldMessage] = Ready()
         self.some = asyncio.Event()
         self._prefetch = prefetch
-        self.left_out: frozenset[str] = frozenset()
-        self.priorities_left_out: Collection[Priority] = ()
+        self.left_out: tuple[Collection[str], Collection[Priority]] = (), ()
         self._wanted = asyncio.Event()
         # So that a search brings as many messages of a tenant as a claim.
         self._tenants = Tenants(2 * prefetch)
@@ -68,7 +67,7 @@ class Handover:
             # Before they have none, as others are handed out during a search.
             stocked = ready.stocked(max(1, self._prefetch // 4))
             is_due = can_search and self._tenants.is_due(
-                len(ready), stocked, stuck=ready.has_only(self.left_out)
+                len(ready), stocked, stuck=ready.has_only(self.left_out[0])
             )
             lacks = self._claimed.difference(stocked)
             if is_due and (self._is_next or not (lacks or self._is_short())):
@@ -82,7 +81,7 @@ class Handover:
         # tenant, too, and what it brings costs less to settle.
         self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
-            {*self._known, *self.left_out},
+            {*self._known, *self.left_out[0]},
             self._tenants.after,
             self._tenants.max_steps,
             self._tenants.rows_each,
@@ -102,9 +101,7 @@ class Handover:
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
             return False
-        return not self.ready or self.ready.has_only(
-            self.left_out, self.priorities_left_out
-        )
+        return not self.ready or self.ready.has_only(*self.left_out)
 
     def hand_over(self, messages: Sequence[HeldMessage]) -> None:
         """Take messages, those of a key in order."""
@@ -131,8 +128,7 @@ class Handover:
         self, tenants: Collection[str], priorities: Collection[Priority]
     ) -> None:
         """Hand out no messages of these, until the next call."""
-        self.left_out = frozenset(tenants)
-        self.priorities_left_out = priorities
+        self.left_out = tenants, priorities
         self._wanted.set()
         self.some.set()
 
@@ -141,9 +137,7 @@ class Handover:
         self.some.clear()
         taken: list[HeldMessage] = []
         while len(taken) < limit:
-            found = self.ready.take(
-                limit - len(taken), self.left_out, self.priorities_left_out
-            )
+            found = self.ready.take(limit - len(taken), *self.left_out)
             if not found:
                 break
             taken += [message for message in found if message.begin()]

@@ -6,7 +6,7 @@ it claims, orders, defers and takes lanes over as relays do.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import (
     AsyncExitStack,
     suppress,
@@ -37,7 +37,6 @@ from outbox.errors import (
 )
 from outbox.events import Event
 from outbox.gather import end, start
-from outbox.lane import Priority
 from outbox.log.config import ReadingConfig
 from outbox.log.events import (
     BrokerDiffers,
@@ -113,7 +112,7 @@ class PostgresSource:
             url, self._registration, self._config, self._on_event, kind="consumer"
         )
         self.abilities = Abilities(
-            leave_out=self._leave_out,
+            leave_out=self._handover.leave_out,
             foreign_holders=lambda: self._holders,
             warnings=lambda: self._warnings,
             identify=self._process.identify,
@@ -194,9 +193,8 @@ class PostgresSource:
         """
         taken = self._handover.take(limit)
         if not (taken or self._failure or self._refusal):
-            handover, poll = self._handover, self._poll
-            if handover.left_out or handover.priorities_left_out:
-                poll = min(poll, LEFT_OUT)
+            is_partial = any(self._handover.left_out)
+            poll = min(self._poll, LEFT_OUT) if is_partial else self._poll
             with suppress(TimeoutError):
                 async with asyncio.timeout(poll):
                     await self._handover.some.wait()
@@ -243,12 +241,6 @@ class PostgresSource:
         entry.end(Disposition("postponed", reason, seconds))
         self._process.step_aside(seconds)
         return True
-
-    def _leave_out(
-        self, tenants: Collection[str], priorities: Collection[Priority]
-    ) -> None:
-        self._handover.leave_out(tenants, priorities)
-        self._process.lanes.leave_out(priorities)
 
     def _history_of(self, handed: HeldMessage) -> History:
         lane, leased_at = handed.leased

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.consuming.keeper import Held
 from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import REDELIVERED, Delivered, History, TakenOver
+from inbox.poison.history import REDELIVERED, Delivered, TakenOver
 from inbox.sources.redis.presence import Presence
 from inbox.sources.redis.scripts import KEEP, LEAVE, RETURNED, TAKE
 from outbox.brokers.redis.options import LAYOUTS
@@ -266,10 +266,10 @@ class Streams:
             if last:
                 self._last[stream] = last
             history = self._taken_over.setdefault(stream, TakenOver())
-            entries += (
-                _left(EntryId(stream, id), fields, earlier, is_returned, history)
-                for id, fields, earlier, is_returned in taken
-            )
+            for id, *rest in taken:
+                entries.append(_left(EntryId(stream, id), *rest))
+                if entries[-1].history == REDELIVERED:
+                    entries[-1].history = history
         for entry in entries:
             entry.key = entry.message.key
         return entries
@@ -372,14 +372,12 @@ class Streams:
         Return these, and whether another member has them.
         """
         lost: dict[EntryId, bool] = {}
-        common = self._group, self._member, self._channel
+        me = self._group, self._member, self._channel
         for stream, ids in _by_stream(held).items():
             with self._begun_anew():
-                for start in range(0, len(ids), _KEPT_AT_ONCE):
-                    part = ids[start : start + _KEPT_AT_ONCE]
-                    found: Any = await self._client.eval(
-                        KEEP, 1, stream, *common, *part
-                    )
+                for n in range(0, len(ids), _KEPT_AT_ONCE):
+                    part = ids[n : n + _KEPT_AT_ONCE]
+                    found: Any = await self._client.eval(KEEP, 1, stream, *me, *part)
                     lost |= {EntryId(stream, id): bool(other) for id, other in found}
         return lost
 
@@ -480,16 +478,11 @@ def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:
 
 
 def _left(
-    at: EntryId,
-    fields: Sequence[bytes],
-    earlier: int,
-    is_returned: int,
-    taken_over: History = REDELIVERED,
+    at: EntryId, fields: Sequence[bytes], earlier: int, is_returned: int
 ) -> Entry:
     entry = _entry(at, dict(zip(fields[::2], fields[1::2], strict=True)))
     entry.attempts = earlier if is_returned else 0
-    is_suspect = earlier and not is_returned
-    entry.history = taken_over if is_suspect else Delivered(before=earlier > 0)
+    entry.history = Delivered(before=earlier > 0)
     return entry
 
 
