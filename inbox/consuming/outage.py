@@ -1,8 +1,4 @@
-"""Wait while the handlers' database is unavailable, and report it.
-
-After its own delay, each message waits until the probe of one of them has succeeded, so
-they don't all reconnect to a server that is away.
-"""
+"""Wait while the handlers' database is unavailable: one message probes it for all."""
 
 import asyncio
 import math
