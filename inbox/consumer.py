@@ -137,7 +137,7 @@ class Consumer(Process):
         max_waiting: the number of messages of each queue that wait in memory: for a
             handler (at most `max_in_flight`; tenants take turns), behind others of
             their key, or for a retry. At the limit, and at 64 MiB of payloads,
-            fetching pauses.
+            fetching pauses; a tenant or a priority alone fills half of it.
         max_idle: how long a handler's transaction can be idle before the server ends
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
@@ -471,8 +471,9 @@ class Consumer(Process):
                 if not self._in_order:
                     source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
+            outage = DatabaseOutage(self.name, observers, self._executor)
             scheduler, dispatchers = self._dispatchers(
-                weights, observers, limits, systems
+                weights, observers, limits, systems, outage
             )
             fetchers = [
                 Fetcher(
@@ -492,7 +493,7 @@ class Consumer(Process):
             await self._executor.open()
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            beat = partial(self._beat, DatabaseOutage(self.name, observers))
+            beat = partial(self._beat, outage)
             write = None if limit is not None and limit.is_shared else beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
@@ -571,6 +572,7 @@ class Consumer(Process):
         observers: Observers,
         limits: ConsumerLimits,
         systems: Mapping[str, str],
+        outage: DatabaseOutage,
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
             self._writer,
@@ -580,6 +582,7 @@ class Consumer(Process):
             self._executor,
             self._retry,
             observers,
+            outage,
         )
         dispatchers: dict[str, Dispatcher] = {}
         is_mixed = len(set(systems.values())) > 1

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Generic, Protocol, Self, TypeVar
 
 from inbox.poison.history import FIRST_DELIVERY, History
+from outbox.lane import Priority
 from outbox.message import Message
 
 E = TypeVar("E", contravariant=True)
@@ -133,9 +134,9 @@ class Abilities:
     """What only some sources can do; by default, calls have no effect.
 
     Attributes:
-        leave_out: receive no messages of these tenants until the next call. Without it,
-            a tenant whose messages fill a queue's room holds up other tenants' messages
-            behind them.
+        leave_out: receive no messages of these tenants and priorities until the next
+            call, as far as it can. Without it, those of a tenant or of a key that fill
+            a queue's room hold up all others behind them.
         foreign_holders: describe the sessions other than consumers that hold lanes.
         warnings: what an operator should know about the consumer's group; each text is
             logged once.
@@ -148,7 +149,7 @@ class Abilities:
         standing_by: the topics that another replica receives now.
     """
 
-    leave_out: Callable[[Collection[str]], None] = lambda _: None
+    leave_out: Callable[[Collection[str], Collection[Priority]], None] = lambda *_: None
     foreign_holders: Callable[[], Sequence[str]] = tuple
     warnings: Callable[[], Sequence[str]] = tuple
     identify: Callable[[str], None] = lambda _: None

@@ -4,11 +4,13 @@ A lane is `index of the priority * 16 + bucket`. `outbox.lane_of` is the same ru
 SQL. Python and PostgreSQL both have `sha256` built in, so all writers agree.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final
+from typing import Final, Generic, TypeVar
 from uuid import UUID
+
+L = TypeVar("L", bound=Sized)
 
 BUCKETS: Final = 16
 
@@ -65,3 +67,28 @@ class Turns:
         )
         self._credit[best] -= sum(map(WEIGHTS.__getitem__, waiting))
         return best
+
+
+class Lines(Generic[L]):
+    """A line of each priority; those that aren't empty take turns by weight."""
+
+    def __init__(self, make: Callable[[], L]) -> None:
+        self._lines = {priority: make() for priority in PRIORITIES}
+        self._turns = Turns()
+
+    def __getitem__(self, priority: Priority) -> L:
+        return self._lines[priority]
+
+    def __iter__(self) -> Iterator[L]:
+        return iter(self._lines.values())
+
+    def waiting(self, left_out: Collection[Priority] = ()) -> list[Priority]:
+        """Return the priorities whose lines aren't empty."""
+        return [p for p, line in self._lines.items() if line and p not in left_out]
+
+    def next(self, left_out: Collection[Priority] = ()) -> L | None:
+        """Return the line whose turn it is; None if all are empty or left out."""
+        waiting = self.waiting(left_out)
+        if len(waiting) > 1:
+            return self._lines[self._turns.next(waiting)]
+        return self._lines[waiting[0]] if waiting else None

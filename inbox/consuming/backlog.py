@@ -11,12 +11,12 @@ other replica reads ahead, and finds urgent messages behind many others.
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from outbox.lane import Priority, Turns
+from outbox.lane import Lines, Priority
 from outbox.message import Message
 
 READ_AHEAD: Final = 10_000
@@ -26,6 +26,9 @@ AT_ONCE: Final = 250
 """How many messages it reads ahead with one call, at most."""
 _RECENT: Final = 100
 """Over about how many messages the usual size is measured."""
+LEFT_OUT: Final = 0.05
+"""Seconds that a source waits at most while it leaves something out: meanwhile, the
+consumer can't let that in again."""
 
 
 class Item(Protocol):
@@ -59,8 +62,8 @@ class Backlog(Generic[T]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ready: dict[Priority, list[tuple[int, int, T]]] = {}
-        self._turns = Turns()
+        self._ready: Lines[list[tuple[int, int, T]]] = Lines(list)
+        self._left_out: Collection[Priority] = ()
         self._count = self._bytes = 0
         self._usual_bytes: float | None = None
         self._deferred: dict[str | int, list[tuple[int, int, T]]] = {}
@@ -74,7 +77,7 @@ class Backlog(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over all items, in no order."""
-        heaps = chain(self._ready.values(), self._deferred.values())
+        heaps = chain(self._ready, self._deferred.values())
         return (item for *_, item in chain.from_iterable(heaps))
 
     @property
@@ -89,7 +92,7 @@ class Backlog(Generic[T]):
         """Add an item at its place; if its key is waiting, the item waits, too."""
         waiting = self._deferred.get(_name(item))
         if waiting is None:
-            waiting = self._ready.setdefault(item.message.priority, [])
+            waiting = self._ready[item.message.priority]
         self._push(waiting, item)
 
     def defer(self, item: T, delay: float) -> None:
@@ -104,13 +107,8 @@ class Backlog(Generic[T]):
         """Remove and return up to `limit` items, skipping those that wait."""
         self._wake()
         taken: list[T] = []
-        while self._ready and len(taken) < limit:
-            (priority, *others) = self._ready
-            if others:
-                priority = self._turns.next(self._ready)
-            entry = heapq.heappop(self._ready[priority])
-            if not self._ready[priority]:
-                del self._ready[priority]
+        while len(taken) < limit and (line := self._ready.next(self._left_out)):
+            entry = heapq.heappop(line)
             item = entry[-1]
             waiting = self._deferred.get(_name(item))
             if waiting is None:
@@ -125,7 +123,21 @@ class Backlog(Generic[T]):
     def ready(self) -> bool:
         """Whether `take` has any items to check."""
         self._wake()
-        return bool(self._ready)
+        return bool(self._ready.waiting(self._left_out))
+
+    @property
+    def due(self) -> bool:
+        """Whether any items wait for no retry, even if `take` leaves them out."""
+        self._wake()
+        return bool(self._ready.waiting())
+
+    def leave_out(self, _: Collection[str], priorities: Collection[Priority]) -> None:
+        """Let `take` skip these priorities until the next call."""
+        self._left_out = priorities
+
+    def patience(self, seconds: float) -> float:
+        """Return how long to wait for news at most."""
+        return min(seconds, LEFT_OUT) if self._left_out else seconds
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds until the next waiting item is due; None if none waits."""
@@ -144,7 +156,7 @@ class Backlog(Generic[T]):
         """Return waiting items, with the seconds left; some wait behind their key."""
         self._wake()
         now = self._clock()
-        ready = chain.from_iterable(self._ready.values())
+        ready = chain.from_iterable(self._ready)
         behind = [entry for entry in ready if _name(entry[-1]) in self._due]
         return [
             (item, self._due[_name(item)] - now)
@@ -155,25 +167,14 @@ class Backlog(Generic[T]):
     def remove(self, is_one: Callable[[T], bool]) -> None:
         """Remove items; a key is ready at once if none of its items waits any more."""
         self._count = self._bytes = 0
-        heaps: list[dict[Any, list[tuple[int, int, T]]]] = [self._ready, self._deferred]
-        for by_name in heaps:
-            for name in list(by_name):
-                kept = [entry for entry in by_name.pop(name) if not is_one(entry[-1])]
-                self._count += len(kept)
-                self._bytes += sum(len(item.message.payload) for *_, item in kept)
-                if kept:
-                    heapq.heapify(kept)
-                    by_name[name] = kept
+        for heap in (*self._ready, *self._deferred.values()):
+            heap[:] = [entry for entry in heap if not is_one(entry[-1])]
+            heapq.heapify(heap)
+            self._count += len(heap)
+            self._bytes += sum(len(item.message.payload) for *_, item in heap)
+        self._deferred = {name: heap for name, heap in self._deferred.items() if heap}
         for name in self._due.keys() - self._deferred.keys():
             del self._due[name]
-
-    def clear(self) -> None:
-        """Remove all items."""
-        self._ready.clear()
-        self._deferred.clear()
-        self._due.clear()
-        self._timers.clear()
-        self._count = self._bytes = 0
 
     def _wake(self) -> None:
         now = self._clock()
@@ -183,8 +184,7 @@ class Backlog(Generic[T]):
                 continue  # it was deferred again, for longer
             del self._due[name]
             for entry in self._deferred.pop(name):
-                priority = entry[-1].message.priority
-                heapq.heappush(self._ready.setdefault(priority, []), entry)
+                heapq.heappush(self._ready[entry[-1].message.priority], entry)
 
     def _push(self, heap: list[tuple[int, int, T]], item: T) -> None:
         size = len(item.message.payload)

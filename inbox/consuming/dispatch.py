@@ -4,7 +4,8 @@ Each key with messages has a *line* for each priority, processed by one task; a 
 without a key has a line of its own. A line is *parked* while its head waits for a
 retry. Parked lines don't count as in flight, so a failing message holds up only its own
 key. Nor do the lines of a tenant that already uses all the slots that it may hold. The
-number of deliveries that wait in lines is also limited.
+number of deliveries that wait in lines is also limited, and a priority may hold as much
+of that as it leaves to the others.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.limits import HELD_BYTES
 from inbox.source import Delivery
 from outbox.gather import end
+from outbox.lane import PRIORITIES, Priority
 from outbox.message import Message
 
 Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
@@ -64,6 +66,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_wait: set[asyncio.Task[None]] = set()
         self._held: Counter[str | None] = Counter()
+        self._held_of: Counter[Priority] = Counter()
         self._parked = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -77,7 +80,8 @@ class Dispatcher:
         """
         lines = len(self._lines) - self._parked - self._scheduler.capped(self._queue)
         held = self._held.total()
-        room = max(0, min(self._max_lines - lines, self._max_held - held))
+        shares = [left for left in self._left_of_shares().values() if left > 0]
+        room = max(0, min(self._max_lines - lines, self._max_held - held, *shares))
         left = self._max_bytes - self._bytes
         if left <= 0:
             return 0
@@ -91,6 +95,15 @@ class Dispatcher:
             if tenant is not None and held >= self._max_of_tenant:
                 tenants_over_share.add(tenant)
         return tenants_over_share
+
+    @property
+    def priorities_over_share(self) -> set[Priority]:
+        """The priorities that hold as much as they leave, as by a flood of one key."""
+        return {p for p, left in self._left_of_shares().items() if left <= 0}
+
+    def _left_of_shares(self) -> dict[Priority, int]:
+        both = self._max_lines + self._max_held - self._held.total()
+        return {p: (both - self._held_of[p] + 1) // 2 for p in PRIORITIES}
 
     @property
     def held(self) -> int:
@@ -132,6 +145,7 @@ class Dispatcher:
         """Add deliveries to their lines, in this order."""
         for delivery in deliveries:
             self._held[delivery.message.tenant] += 1
+            self._held_of[delivery.message.priority] += 1
             self._bytes += len(delivery.message.payload)
             name = self._line_of(delivery)
             if name in self._lines:
@@ -203,6 +217,7 @@ class Dispatcher:
     def _let_go(self, delivery: Delivery) -> None:
         tenant = delivery.message.tenant
         self._bytes -= len(delivery.message.payload)
+        self._held_of[delivery.message.priority] -= 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]

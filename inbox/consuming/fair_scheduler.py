@@ -12,28 +12,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from outbox.lane import Priority, Turns
+from outbox.lane import PRIORITIES, Lines, Priority
 
 Tenant: TypeAlias = str | None
 _Line: TypeAlias = deque[asyncio.Future[None]]
-_Lines: TypeAlias = dict[Priority, OrderedDict[Tenant, _Line]]
 
 
 class Waiting:
     """The messages that wait in one queue, by priority and tenant.
 
     Attributes:
-        rings: those that may get a slot; of a priority's tenants, the most recently
-            served one is at the end.
-        capped: those of tenants at their limit.
+        rings: of a priority's tenants, the most recently served one is at the end.
     """
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.credit = weight
-        self.turns = Turns()
-        self.rings: _Lines = {}
-        self.capped: _Lines = {}
+        self.rings: Lines[OrderedDict[Tenant, _Line]] = Lines(OrderedDict)
 
 
 class FairScheduler:
@@ -80,8 +75,10 @@ class FairScheduler:
 
     def _count_capped(self, queue: str) -> Counter[Tenant]:
         counts: Counter[Tenant] = Counter()
-        for lines in self._queues[queue].capped.values():
-            counts.update({tenant: len(line) for tenant, line in lines.items()})
+        if self._max_per_tenant is not None:
+            for ring in self._queues[queue].rings:
+                full = filter(self._is_full, ring)
+                counts.update({tenant: len(ring[tenant]) for tenant in full})
         return counts
 
     async def acquire(self, name: str, priority: Priority, tenant: Tenant) -> None:
@@ -91,11 +88,9 @@ class FairScheduler:
             self._take(queue, tenant)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lines = queue.capped if self._is_full(tenant) else queue.rings
-        ring = lines.setdefault(priority, OrderedDict())
-        line = ring.setdefault(tenant, deque())
+        line = queue.rings[priority].setdefault(tenant, deque())
         line.append(granted)
-        if lines is queue.capped:
+        if self._is_full(tenant):
             self._on_capped()
         self._grant()
         if granted.done():
@@ -117,9 +112,6 @@ class FairScheduler:
         self._taken[tenant] -= 1
         if not self._taken[tenant]:
             del self._taken[tenant]
-        if was_full:
-            for queue in self._order:
-                _move(tenant, queue.capped, queue.rings)
         self._grant()
         if was_full:
             self._on_capped()
@@ -127,20 +119,15 @@ class FairScheduler:
     def _grant(self) -> None:
         while self._free:
             queue = self._next_queue()
-            if queue is None:
+            if queue is None or not (ring := queue.rings.next(self._stuck(queue))):
                 return
-            (priority, *others) = queue.rings
-            if others:
-                priority = queue.turns.next(queue.rings)
-            ring = queue.rings[priority]
-            tenant, line = next(iter(ring.items()))
+            tenant = next(it for it in ring if not self._is_full(it))
+            line = ring[tenant]
             granted = line.popleft() if line else None
             if line:
                 ring.move_to_end(tenant)
             else:
                 del ring[tenant]
-            if not ring:
-                del queue.rings[priority]
             if granted is None or granted.cancelled():
                 continue
             granted.set_result(None)
@@ -148,7 +135,11 @@ class FairScheduler:
 
     def _is_wanted(self) -> bool:
         """Whether a message waits that is eligible for a slot."""
-        return any(queue.rings for queue in self._order)
+        return any(queue.rings.waiting(self._stuck(queue)) for queue in self._order)
+
+    def _stuck(self, queue: Waiting) -> list[Priority]:
+        """Return the priorities of which all tenants are at their limit, if any."""
+        return [it for it in PRIORITIES if all(map(self._is_full, queue.rings[it]))]
 
     def _take(self, queue: Waiting, tenant: Tenant) -> None:
         if not queue.credit:
@@ -159,11 +150,11 @@ class FairScheduler:
         self._free -= 1
         self._taken[tenant] += 1
         if self._is_full(tenant):
-            self._set_aside(tenant)
+            self._on_capped()
 
     def _next_queue(self) -> Waiting | None:
         """Choose by weight among the queues that have a message eligible for a slot."""
-        waiting = [queue for queue in self._order if queue.rings]
+        waiting = [it for it in self._order if it.rings.waiting(self._stuck(it))]
         if not waiting:
             return None
         if not any(queue.credit for queue in waiting):
@@ -180,17 +171,3 @@ class FairScheduler:
             and self._max_per_tenant is not None
             and self._taken[tenant] >= self._max_per_tenant
         )
-
-    def _set_aside(self, tenant: Tenant) -> None:
-        for queue in self._order:
-            _move(tenant, queue.rings, queue.capped)
-        self._on_capped()
-
-
-def _move(tenant: Tenant, lines: _Lines, target: _Lines) -> None:
-    for priority in list(lines):
-        if tenant in lines[priority]:
-            line = lines[priority].pop(tenant)
-            target.setdefault(priority, OrderedDict())[tenant] = line
-            if not lines[priority]:
-                del lines[priority]

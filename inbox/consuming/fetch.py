@@ -41,7 +41,8 @@ class Fetcher:
         idle: return when nothing has arrived for this long and no handler is running.
 
     Attributes:
-        standing_by: the topics that another replica receives.
+        standing_by: the topics that another replica receives; empty in an outage of the
+            broker, as nobody knows.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Fetcher:
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
         self.standing_by: tuple[str, ...] = ()
+        self._stood_by: tuple[str, ...] = ()
         self._member = member
         self._warned: dict[str, datetime] = {}
         self._dispatcher = dispatcher
@@ -89,7 +91,8 @@ class Fetcher:
         last = time.monotonic()
         while True:
             room = await self._dispatcher.wait_for_room()
-            self._abilities.leave_out(self._dispatcher.tenants_over_share)
+            left_out = self._dispatcher.priorities_over_share
+            self._abilities.leave_out(self._dispatcher.tenants_over_share, left_out)
             self._notify_warnings()
             try:
                 deliveries = await self._source.receive(limit=room)
@@ -97,6 +100,7 @@ class Fetcher:
                 if self._idle is not None:
                     raise
                 failures += 1
+                self.standing_by = ()
                 delay = RECONNECT.delay(failures).total_seconds()
                 self._notify(
                     SourceLost(**self._about, reason=str(error), seconds=delay)
@@ -114,7 +118,7 @@ class Fetcher:
                 self._notify(
                     DeliveriesReceived(**self._about, messages=len(deliveries))
                 )
-            elif self._dispatcher.is_idle:
+            elif self._dispatcher.is_idle and not left_out:
                 if self._idle is not None and now - last >= self._idle:
                     return
                 continue
@@ -142,9 +146,9 @@ class Fetcher:
             self._notify(DeliveryLanesFree(**self._about))
 
     def _notify_standing_by(self) -> None:
-        topics = tuple(sorted(self._abilities.standing_by()))
-        if topics != self.standing_by:
-            self.standing_by = topics
+        topics = self.standing_by = tuple(sorted(self._abilities.standing_by()))
+        if topics != self._stood_by:
+            self._stood_by = topics
             self._notify(
                 StandingBy(**self._about, topics=topics)
                 if topics

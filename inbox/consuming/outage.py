@@ -1,5 +1,6 @@
-"""Wait while the handlers' database is unavailable, and report it."""
+"""Wait while the handlers' database is unavailable: one message probes it for all."""
 
+import asyncio
 import math
 import time
 from datetime import timedelta
@@ -7,6 +8,8 @@ from typing import Final
 
 from inbox.consuming.dispatch import Dispatcher
 from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
+from inbox.handlers.checks import check_writable
+from inbox.handlers.executor import Executor
 from outbox.errors import one_line
 from outbox.events import Observers
 from outbox.postgres.remedy import remedy_of
@@ -19,20 +22,34 @@ _REPORT_AGAIN: Final = 20.0
 class DatabaseOutage:
     """Waits while the handlers' database is unavailable, and reports the outage."""
 
-    def __init__(self, consumer: str, observers: Observers) -> None:
+    def __init__(self, consumer: str, observers: Observers, executor: Executor) -> None:
         self._consumer = consumer
         self._notify = observers.notify
-        self._is_lost = False
+        self._executor = executor
+        self._probing = asyncio.Lock()
+        self._is_down = self._is_lost = False
         self._report_at = -math.inf
 
     async def wait(
         self, error: BaseException, times: int, dispatcher: Dispatcher
     ) -> bool:
         """Wait with backoff after an error; return False if the consumer stops."""
-        delay = RECONNECT.delay(times)
+        self._is_down, delay = True, RECONNECT.delay(times)
         self.begin(error, delay)
         # Still in flight, so that fetching pauses during an outage.
-        return await dispatcher.pause(delay)
+        if not await dispatcher.pause(delay):
+            return False
+        async with self._probing:
+            while self._is_down and not dispatcher.stopping.is_set():
+                try:
+                    await check_writable(self._executor)
+                    self._is_down = False
+                except Exception as raised:  # noqa: BLE001 (whatever keeps it away)
+                    times += 1
+                    delay = RECONNECT.delay(times)
+                    self.begin(raised, delay)
+                    await dispatcher.pause(delay)
+        return not dispatcher.stopping.is_set()
 
     def begin(self, error: BaseException, delay: timedelta) -> None:
         """Report an error, after which the next try begins in `delay`."""
@@ -51,6 +68,7 @@ class DatabaseOutage:
 
     def end(self) -> None:
         """Report that the database is back, if it was unavailable."""
+        self._is_down = False
         if self._is_lost:
             self._is_lost = False
             self._report_at = -math.inf

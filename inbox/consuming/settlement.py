@@ -119,6 +119,7 @@ class DeliverySettlement:
         executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
+        outage: DatabaseOutage,
     ) -> None:
         self.consumer = dead_letters.consumer
         self.dead_letters = dead_letters
@@ -132,7 +133,7 @@ class DeliverySettlement:
         self.stacktraces = Stacktraces()
         self.jobs = JobRunner(executor, self.consumer)
         self.poison = PoisonPolicy(executor, self.consumer)
-        self.outage = DatabaseOutage(self.consumer, observers)
+        self.outage = outage
         self._batches: dict[Registered, Batches] = {}
 
     def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> Awaitable[bool]:

@@ -17,7 +17,7 @@ from inbox.handlers.executor import Executor
 from inbox.handlers.registration import Registered
 from inbox.handlers.terms import call_alone
 from outbox.errors import DatabaseUnavailableError
-from outbox.lane import Priority, Turns
+from outbox.lane import Lines
 from outbox.message import Message
 
 Answer: TypeAlias = asyncio.Future[bool]
@@ -29,8 +29,7 @@ class Batches:
     def __init__(self, handler: Registered, executor: Executor) -> None:
         self._handler = handler
         self._executor = executor
-        self._waiting: dict[Priority, deque[tuple[Message, Answer]]] = {}
-        self._turns = Turns()
+        self._waiting: Lines[deque[tuple[Message, Answer]]] = Lines(deque)
         self._at_work: list[tuple[Message, Answer]] = []
         self._work: asyncio.Task[None] | None = None
 
@@ -43,28 +42,24 @@ class Batches:
         """
         message = call_alone(self._handler.terms.upcast, message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        line = self._waiting.setdefault(message.priority, deque())
-        line.append((message, answer))
+        self._waiting[message.priority].append((message, answer))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._handle_all())
         try:
             return await answer
         except asyncio.CancelledError:
             # The drain is over: the last message to leave cancels the batch.
-            left = chain(self._at_work, *self._waiting.values())
+            left = chain(self._at_work, *self._waiting)
             if all(answer.done() for _, answer in left):
                 self._work.cancel()
                 await asyncio.gather(self._work, return_exceptions=True)
             raise
 
     async def _handle_all(self) -> None:
-        while self._waiting:
+        while self._waiting.waiting():
             batch: list[tuple[Message, Answer]] = []
-            while self._waiting and len(batch) < self._handler.size:
-                priority = self._turns.next(self._waiting)
-                batch.append(self._waiting[priority].popleft())
-                if not self._waiting[priority]:
-                    del self._waiting[priority]
+            while len(batch) < self._handler.size and (line := self._waiting.next()):
+                batch.append(line.popleft())
             # Skip messages that a stop has cancelled.
             self._at_work = [(m, a) for m, a in batch if not a.done()]
             await self._handle(self._at_work)

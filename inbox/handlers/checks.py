@@ -66,6 +66,11 @@ async def check_database(
     refuse_older(version)
 
 
+async def check_writable(executor: Executor) -> None:
+    """Check that the database answers and takes receipts, as after an outage."""
+    _check_rights(await executor.transact(partial(_read_rights, False)))
+
+
 async def _read_version(executor: Executor) -> str | None:
     def read(session: Session) -> str:
         found = connection_of(session).execute(text(READ_VERSION)).scalar_one_or_none()

@@ -17,13 +17,13 @@ class Delivered:
 
 
 class TakenOver:
-    """A part of a log that this process took over: a lane, a Kafka partition.
+    """A part of a log that this process took over: a lane, a Kafka partition, a stream.
 
-    The broker doesn't record which messages the previous owner had started. But they
-    were among the first unsettled messages, so only the first few that are started here
-    are suspects. A message that is already in the store doesn't reduce that number: if
-    the previous owner held more messages, each death brings the count closer to the
-    poison.
+    The broker doesn't record which messages the previous owner had started, and which
+    it had only read ahead. But those were among the first unsettled messages, so only
+    the first few that are started here are suspects. A message that is already in the
+    store doesn't reduce that number: if the previous owner held more messages, each
+    death brings the count closer to the poison.
 
     Attributes:
         left: how many more messages can become suspects.
@@ -31,7 +31,8 @@ class TakenOver:
 
     __slots__ = ("left",)
 
-    def __init__(self, max_suspects: int) -> None:
+    # More than a consumer starts before it has handled all that was in flight.
+    def __init__(self, max_suspects: int = 2_000) -> None:
         self.left = max_suspects
 
 

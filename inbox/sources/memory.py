@@ -56,11 +56,11 @@ class MemorySource:
     """
 
     def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
-        self.abilities = Abilities()
         self.acked: list[Message] = []
         self.held: dict[int, MemoryDelivery] = {}
         self._poll = poll_interval.total_seconds()
         self._backlog: Backlog[MemoryDelivery] = Backlog()
+        self.abilities = Abilities(leave_out=self._backlog.leave_out)
         self._place = count()
         self._arrived = asyncio.Event()
         self.add(*messages)
@@ -114,7 +114,7 @@ class MemorySource:
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return at most `limit` deliveries that are ready."""
-        deadline = time.monotonic() + self._poll
+        deadline = time.monotonic() + self._backlog.patience(self._poll)
         while not self._backlog.ready and (left := deadline - time.monotonic()) > 0:
             self._arrived.clear()
             await self._backlog.wait_for(self._arrived, left)

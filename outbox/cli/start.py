@@ -2,12 +2,13 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Annotated, Any, Final, TypeAlias
 
-from outbox.cli.command import duration_option
+from outbox.cli.command import FAILED, duration_option
 from outbox.errors import (
     BrokerUnavailableError,
     DatabaseUnavailableError,
@@ -17,6 +18,7 @@ from outbox.errors import (
 )
 from outbox.events import Event, StartDelayed
 from outbox.gather import end
+from outbox.observability.standard_error import write_error
 from outbox.postgres.remedy import remedy_of
 from outbox.retry import RECONNECT
 
@@ -30,6 +32,12 @@ Wait: TypeAlias = Annotated[
     ),
 ]
 _REMEDY: Final = "start or create what the reason names, or correct the URL"
+_NO_ANSWER: Final = (
+    "the time of --wait is over, and the database or the broker accepts connections, "
+    "but doesn't answer: restart it, or check the addresses in the URLs"
+)
+_GRACE: Final = 0.5
+"""Seconds that a try can go on when the time is over."""
 _PASSING: Final = (
     DatabaseUnavailableError,
     BrokerUnavailableError,
@@ -48,6 +56,7 @@ class Start:
     def __init__(self, wait: timedelta | None, notify: Callable[[Event], None]) -> None:
         self._limit = None if wait is None else wait.total_seconds()
         self._notify = notify
+        self._reason = _NO_ANSWER
         self.done = asyncio.Event()
         self.stopping = asyncio.Event()
 
@@ -60,6 +69,10 @@ class Start:
             OutboxError: why it can't start, or ended.
         """
         began, failures = time.monotonic(), 0
+        ending = None
+        if self._limit:
+            after = asyncio.get_running_loop().call_later
+            ending = after(self._limit + _GRACE, self._give_up)
         stopped = asyncio.create_task(self.stopping.wait())
         try:
             while (error := await self._failure_of(process(), stopped)) is not None:
@@ -67,7 +80,7 @@ class Start:
                 left = math.inf if self._limit is None else self._limit - waited
                 if left <= 0:
                     raise error
-                failures += 1
+                failures, self._reason = failures + 1, str(error)
                 seconds = timedelta(seconds=round(waited))
                 remedy = _REMEDY
                 if isinstance(error, DatabaseUnavailableError):
@@ -81,6 +94,14 @@ class Start:
                     return
         finally:
             await end([stopped])
+            if ending is not None:
+                ending.cancel()
+
+    def _give_up(self) -> None:
+        """Exit at once if a try hangs; its threads couldn't be cancelled."""
+        if not self.done.is_set():
+            write_error(f"pillarbox: {self._reason}\n")
+            os._exit(FAILED)
 
     async def _failure_of(
         self, process: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]

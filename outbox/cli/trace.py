@@ -164,6 +164,7 @@ def _write_life(life: Life) -> None:
         about = {
             "key": envelope.key,
             "tenant": envelope.tenant,
+            "priority": envelope.priority,
             "content": f"{envelope.payload_bytes:,} bytes of {envelope.content_type}",
             "schema version": envelope.schema_version,
             "trace": envelope.traceparent,

@@ -139,11 +139,12 @@ async def show_letter(request: Request) -> Response:
                 f"{side}.dead_letter has no row {id}. It may have been dropped with "
                 "its day, or the id belongs to the other side.",
             )
-        *summary, version, content_type, is_readable = row
+        *summary, version, priority, content_type, is_readable = row
         letter = Summary.of(summary)
+        about = {"version": version, "priority": priority, "content_type": content_type}
         hidden = why_hidden(viewer, f"{side}.dead_letter", is_readable=is_readable)
         if hidden:
-            return letter, version, content_type, Contents(hidden=hidden)
+            return letter, about, Contents(hidden=hidden)
         whole = DeadLetterTable(connection, side).read(id)
         contents = show(
             whole.content_type,
@@ -152,9 +153,9 @@ async def show_letter(request: Request) -> Response:
             whole.error_stacktrace,
             frame.settings.redact,
         )
-        return letter, version, content_type, contents
+        return letter, about, contents
 
-    letter, version, content_type, contents = await frame.database.run(read, request)
+    letter, about, contents = await frame.database.run(read, request)
     return frame.render(
         request,
         "dead_letter.html",
@@ -163,8 +164,7 @@ async def show_letter(request: Request) -> Response:
         title=f"Dead letter {str(id)[:8]}",
         side=side,
         letter=letter,
-        version=version,
-        content_type=content_type,
+        **about,
         contents=contents,
         may_act=viewer.may_act and letter.status is Status.PENDING,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,8 @@ BROKERS = {
     "sqs": "shared_sqs",
     "postgres": "other_url",
 }
+LONGEST_WAIT = 6.0
+"""For 3 s; clients give up after about 10 s by themselves."""
 OFTEN = {"INTERVALS": "repeats=1.5"}
 LISTEN = "--listen=127.0.0.1:0"
 STARTED = {"relay": "RelayStarted", "consume": "ConsumerStarted"}
@@ -188,6 +191,29 @@ def test_the_wait_can_be_limited(command: str, commands: Commands) -> None:
     process = commands.run(command, away, "--wait=0s")
     expect_end(process, 2)
     assert "StartDelayed" not in process.log()
+
+
+@pytest.mark.parametrize("kind", ["database", *BROKERS])
+def test_the_wait_ends_in_time_although_a_server_does_not_answer(
+    kind: str,
+    command: str,
+    commands: Commands,
+    database_url: str,
+    proxy: MakeProxy,
+    request: pytest.FixtureRequest,
+) -> None:
+    between, url, broker = *proxy(database_url), "memory://"
+    if kind != "database":
+        url = database_url
+        between, broker = broker_of(kind, request, proxy)
+    between.stall()
+    process = commands.run(command, url, LISTEN, "--wait=3s", broker=broker)
+    Watched(process).wait_until(503, "start")
+    began = time.monotonic()
+    assert process.wait(60) == 2, process.log()
+    assert time.monotonic() - began < LONGEST_WAIT, process.log()
+    # Some clients give up by themselves before.
+    assert "doesn't answer" in process.log() or "StartDelayed" in process.log()
 
 
 def test_a_command_waits_for_the_migration(

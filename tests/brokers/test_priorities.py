@@ -23,9 +23,11 @@ def adapters(request: pytest.FixtureRequest) -> Adapters:
     return adapters_of(request.param, request)
 
 
-def numbered(topic: str, count: int, priority: Priority) -> Sequence[Message]:
+def numbered(
+    topic: str, count: int, priority: Priority, keys: int = 300
+) -> Sequence[Message]:
     return [
-        Message(topic, b"%d" % n, key=f"key {n % 300}", priority=priority)
+        Message(topic, b"%d" % n, key=f"key {n % keys}", priority=priority)
         for n in range(count)
     ]
 
@@ -55,3 +57,28 @@ async def test_realtime_messages_behind_a_flood_of_bulk_are_among_the_next_handl
         are_published.set()
         await are_handled.wait()
         assert len(handled) < BULK / 5
+
+
+async def test_realtime_messages_do_not_wait_for_a_flood_of_one_key(
+    adapters: Adapters, database_url: str
+) -> None:
+    topic = adapters.topics[0]
+    bulk = numbered(topic, BULK, Priority.BULK, keys=1)
+    urgent = numbered(topic, URGENT, Priority.REALTIME)
+    left = {message.id for message in urgent}
+    are_handled = asyncio.Event()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        left.discard(message.id)
+        if not left:
+            are_handled.set()
+        # So the flood's key is stuck until then.
+        await are_handled.wait()
+
+    source = adapters.source("billing")
+    async with consuming(database_url, source, handle, topic=topic):
+        async with adapters.publisher() as publisher:
+            for start in range(0, BULK, BATCH):
+                await publisher.publish(bulk[start : start + BATCH])
+            await publisher.publish(urgent)
+        await are_handled.wait()

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import text
@@ -20,10 +21,13 @@ from inbox.events import (
 from inbox.sources.memory import MemorySource
 from outbox.observability.health import Health
 from outbox.observability.presence import PresenceNotRecorded
+from outbox.testing.lifetime import free_port
 from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message
 from tests.fixtures.consumers import (
+    DRIVERS,
     NEVER,
+    POOLS,
     async_sessions_of,
     consuming,
     is_plain,
@@ -36,7 +40,10 @@ from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
+from tests.fixtures.waiting import answer_after
 
+MOST_PROBES = 15
+"""In 2 s: 20 is the fastest backoff, and 3 or 4 are usual, with a pool's own tries."""
 END_LEASE = """
     SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
      WHERE application_name LIKE 'pillarbox % inbox billing lease'
@@ -70,6 +77,29 @@ async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
         await events.wait_for(HandlerDatabaseRecovered)
     assert events.of(HandlerFailed) == []
     assert len(source.acked) == 100
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
+async def test_during_an_outage_messages_do_not_reconnect_one_by_one(
+    database_url: str, proxy: MakeProxy, driver: str
+) -> None:
+    between, url = proxy(database_url)
+    source = MemorySource()
+    handler = do_nothing_plainly if is_plain(driver) else do_nothing
+    async with consuming(url, source, handler, driver=driver, retry=NEVER) as events:
+        between.redirect(free_port())
+        source.add(*numbered(100, keys=100))
+        await events.wait_for(HandlerDatabaseLost, timeout=60)
+        # Each has failed once by itself, and a pool's own tries have become rare.
+        await answer_after(2.0)
+        before = between.connections
+        await answer_after(2.0)
+        assert between.connections - before <= MOST_PROBES
+        port = urlsplit(database_url).port
+        assert port is not None
+        between.redirect(port)
+        await events.wait_for(MessageHandled, 100, timeout=60)
+    assert events.of(HandlerFailed) == []
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "async pool"])

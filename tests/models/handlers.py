@@ -751,8 +751,8 @@ def _freeze(running: Running, scanned: frozenset[int] = frozenset()) -> Process:
             frozenset(lane._to_drain),
         ),
     )
-    tenants = running.handover.ready._lines.values()
-    line = [it for lines in tenants for one in lines.values() for it in one]
+    rings = running.handover.ready._rings
+    line = [it for ring in rings for one in ring.values() for it in one]
     return Process(
         frozen,
         tuple(_hand(running, it) for it in line),

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Record
@@ -12,9 +11,6 @@ from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Arrived
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
-
-# More than a consumer starts before it has handled everything already in flight.
-_MAX_SUSPECTS: Final = 2_000
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +30,7 @@ class Log:
     ours: bool = True
     in_flight: int = 0
     landed: Callable[[], None] | None = None
-    taken_over: TakenOver = field(default_factory=lambda: TakenOver(_MAX_SUSPECTS))
+    taken_over: TakenOver = field(default_factory=TakenOver)
     _since: float = field(default_factory=time.time)
 
     def history_of(self, written_at: float | None) -> History:

@@ -76,7 +76,9 @@ class KafkaSource:
         check_config(self._name, confluent_kafka.Consumer, self._config)
         self._warnings: list[str] = []
         self._members: list[str] = []
+        self._backlog: Backlog[Entry] = Backlog()
         self.abilities = Abilities(
+            leave_out=self._backlog.leave_out,
             warnings=lambda: self._warnings,
             identify=self._identify,
             members=lambda: self._members,
@@ -84,7 +86,6 @@ class KafkaSource:
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
         self._handover = options.handover.total_seconds()
-        self._backlog: Backlog[Entry] = Backlog()
         self._place = count()
         self._room = _AT_ONCE
         self._logs: dict[Part, Log] = {}
@@ -131,7 +132,7 @@ class KafkaSource:
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries, and nacked ones that are due."""
-        until = time.monotonic() + self._poll
+        until = time.monotonic() + self._backlog.patience(self._poll)
         while True:
             if entries := self._take(limit):
                 return [EntryDelivery(self, entry, entry) for entry in entries]

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 from inbox.consuming.keeper import Held
+from inbox.poison.history import REDELIVERED, History, TakenOver
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.message import subject_problem
 from outbox.brokers.shards import Shard
@@ -51,8 +52,10 @@ class Durable:
         subject: a topic, a shard of one, or the start of topics followed by `>`.
         generation: the end of the name of the one that this replica reads alone; kept
             over a new connection, as are deliveries that it holds.
+        created_at: when it was created, as NATS writes it.
         old: how many messages it began with if it was the first one of its name.
         started: up to this message, an earlier generation may have delivered them.
+        history: of messages that were delivered before.
         number: of the last delivery.
         ends_at: when the pull ends, or the first of several that gave no answer.
         again_at: when the next one follows in any case.
@@ -62,10 +65,12 @@ class Durable:
     name: str
     subject: str
     generation: str = ""
+    created_at: str = ""
     old: int | None = None
     ack_wait: float = 0.0
     max_deliver: int | None = None
     started: int = 0
+    history: History = REDELIVERED
     number: int = 0
     outstanding: int = 0
     ends_at: float = 0.0
@@ -114,6 +119,7 @@ class Durable:
         own = FIRST
         if not shared:
             own = found[-1][0] + 1 if found else 1, secrets.token_hex(4)
+            self.history = TakenOver()
         self.generation = suffix(own)
         try:
             info = await self._create_after(connection, found, own, wanted, default)
@@ -127,6 +133,7 @@ class Durable:
         for rank in {*others} - {own} if is_last else {own}:
             await self._call(connection, "DELETE", rank)
         self.generation = suffix(own) if is_last else ""
+        self.created_at = info["created"]
         self.old = None if found else int(info["num_pending"])
         self.number = self.outstanding = 0
         return is_last

@@ -17,7 +17,7 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from inbox.poison.history import FIRST_DELIVERY
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
 from outbox.brokers.nats.connection import NatsConnection
 from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
@@ -146,7 +146,7 @@ class Pulls:
             problem=problem,
             history=FIRST_DELIVERY
             if delivered == "1" and int(sequence) > durable.started
-            else REDELIVERED,
+            else durable.history,
             published_at=int(stored_at) / NANOSECONDS,
         )
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -275,7 +275,9 @@ class Replicas:
         if id == self._id:
             self._heard_itself.set()
             return
-        other = Replica(**state | {"heard_at": time.monotonic()})
+        # A later version may tell more.
+        known = {it.name: state[it.name] for it in fields(Replica) if it.name in state}
+        other = Replica(**known | {"heard_at": time.monotonic()})
         if other != self._others.get(id):
             self._news.set()
         self._others[id] = other
@@ -364,10 +366,14 @@ class Replicas:
             if not new or not self._is_ready(pulls):
                 break
             durable = self._durables[min(new)]
+            created_at = durable.created_at
             if not await durable.open(
                 pulls.connection, self._wanted, self._default, self.is_shared
             ):
                 break
+            if self.is_shared and created_at not in {"", durable.created_at}:
+                # It would take acks of the last one of its name for its own.
+                self._on_left(durable)
             pulls.reading[durable.place] = durable
             taken.append(durable)
         if taken:

@@ -87,7 +87,11 @@ class NatsSource:
             on_taken=self._taken,
             on_left=lambda left: self._keeper.forget(lambda it: it.line == left.line),
         )
+        self._keeper: Keeper[Entry] = Keeper(
+            self._write, self._extend, pause=lambda: self._replicas.ack_wait / _BEATS
+        )
         self.abilities = Abilities(
+            leave_out=self._keeper.backlog.leave_out,
             warnings=lambda: self._warnings,
             share=self._share,
             standing_by=lambda: self._replicas.elsewhere,
@@ -101,9 +105,6 @@ class NatsSource:
         )
         self._pulls: Pulls | None = None
         self._refusal: str | None = None
-        self._keeper: Keeper[Entry] = Keeper(
-            self._write, self._extend, pause=lambda: self._replicas.ack_wait / _BEATS
-        )
 
     async def __aenter__(self) -> Self:
         """Connect; create or update the durables.
@@ -144,11 +145,12 @@ class NatsSource:
             room = 0 if self._replicas.is_shared else backlog.room
             # Each durable has a pull of its own.
             room = -(-room // max(1, len(self._opened.reading)))
-            if room and backlog.ready:
+            if room and backlog.due:
                 await self._opened.ask(room, self._poll)
             entries = self._keeper.take(limit)
             if not entries:
-                await self._fetch(connection, max(limit, room))
+                # If it holds only what is left out, it reads ahead no further.
+                await self._fetch(connection, 0 if backlog.due else max(limit, room))
                 entries = self._keeper.take(limit)
         return [EntryDelivery(self, entry, entry) for entry in entries]
 
@@ -186,8 +188,9 @@ class NatsSource:
     async def _fetch(self, connection: NatsConnection, limit: int) -> None:
         keeper, pulls = self._keeper, self._opened
         keeper.news.clear()
-        poll = jittered(self._poll)
-        await pulls.ask(limit, poll)
+        poll = keeper.backlog.patience(jittered(self._poll))
+        if limit:
+            await pulls.ask(limit, poll)
         await keeper.backlog.wait_for(keeper.news, poll)
         if pulls.is_overdue:
             await connection.drop("it doesn't answer")
@@ -203,8 +206,9 @@ class NatsSource:
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with nats_errors(self._settings):
-            connection = await self._link.connected()
-            await settle(connection, outcomes)
+            connection, held = await self._link.connected(), self._keeper.held
+            own = [it for it in outcomes if held.get(it.entry.at) is it.entry]
+            await settle(connection, own)
             # NATS reports refused acks before it answers the flush.
             await self._check(connection)
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from inbox.sources.postgres.held_message import HeldMessage
 from inbox.sources.postgres.ready import Ready
 from inbox.sources.postgres.tenants import Tenants
+from outbox.lane import Priority
 
 _MAX_CLAIMS: Final = 4
 """So many claims' worth of messages are ready at most, if some tenants are left out."""
@@ -50,7 +51,7 @@ class Handover:
         self.ready: Ready[HeldMessage] = Ready()
         self.some = asyncio.Event()
         self._prefetch = prefetch
-        self.left_out: frozenset[str] = frozenset()
+        self.left_out: tuple[Collection[str], Collection[Priority]] = (), ()
         self._wanted = asyncio.Event()
         # So that a search brings as many messages of a tenant as a claim.
         self._tenants = Tenants(2 * prefetch)
@@ -66,7 +67,7 @@ class Handover:
             # Before they have none, as others are handed out during a search.
             stocked = ready.stocked(max(1, self._prefetch // 4))
             is_due = can_search and self._tenants.is_due(
-                len(ready), stocked, stuck=ready.has_only(self.left_out)
+                len(ready), stocked, stuck=ready.has_only(self.left_out[0])
             )
             lacks = self._claimed.difference(stocked)
             if is_due and (self._is_next or not (lacks or self._is_short())):
@@ -80,7 +81,7 @@ class Handover:
         # tenant, too, and what it brings costs less to settle.
         self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
-            {*self._known, *self.left_out},
+            {*self._known, *self.left_out[0]},
             self._tenants.after,
             self._tenants.max_steps,
             self._tenants.rows_each,
@@ -100,7 +101,7 @@ class Handover:
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:
             return False
-        return not self.ready or self.ready.has_only(self.left_out)
+        return not self.ready or self.ready.has_only(*self.left_out)
 
     def hand_over(self, messages: Sequence[HeldMessage]) -> None:
         """Take messages, those of a key in order."""
@@ -123,9 +124,11 @@ class Handover:
         """Remove and return the unwanted messages that were not started, in order."""
         return self.ready.remove(unwanted)
 
-    def leave_out(self, tenants: Collection[str]) -> None:
-        """Hand out no messages of these tenants, until the next call."""
-        self.left_out = frozenset(tenants)
+    def leave_out(
+        self, tenants: Collection[str], priorities: Collection[Priority]
+    ) -> None:
+        """Hand out no messages of these, until the next call."""
+        self.left_out = tenants, priorities
         self._wanted.set()
         self.some.set()
 
@@ -134,7 +137,7 @@ class Handover:
         self.some.clear()
         taken: list[HeldMessage] = []
         while len(taken) < limit:
-            found = self.ready.take(limit - len(taken), self.left_out)
+            found = self.ready.take(limit - len(taken), *self.left_out)
             if not found:
                 break
             taken += [message for message in found if message.begin()]

@@ -14,6 +14,7 @@ from contextlib import (
 from datetime import timedelta
 from typing import Any, Final, Self
 
+from inbox.consuming.backlog import LEFT_OUT
 from inbox.consuming.rollout import warn_unhandled
 from inbox.poison.history import (
     FIRST_DELIVERY,
@@ -55,8 +56,6 @@ from outbox.url import without_password
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
-_LEFT_OUT: Final = 0.05
-"""Seconds that a source waits for messages while tenants are left out."""
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
 _GRANT: Final = (
@@ -194,8 +193,8 @@ class PostgresSource:
         """
         taken = self._handover.take(limit)
         if not (taken or self._failure or self._refusal):
-            # While this waits, the caller can't let tenants in again.
-            poll = min(self._poll, _LEFT_OUT) if self._handover.left_out else self._poll
+            is_partial = any(self._handover.left_out)
+            poll = min(self._poll, LEFT_OUT) if is_partial else self._poll
             with suppress(TimeoutError):
                 async with asyncio.timeout(poll):
                     await self._handover.some.wait()

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
-from outbox.lane import Priority, Turns
+from outbox.lane import PRIORITIES, Lines, Priority
 from outbox.message import Message
 
 
@@ -27,8 +27,7 @@ class Ready(Generic[T]):
 
     def __init__(self) -> None:
         # The tenant served last is at the end.
-        self._lines: dict[Priority, OrderedDict[str | None, deque[T]]] = {}
-        self._turns = Turns()
+        self._rings: Lines[OrderedDict[str | None, deque[T]]] = Lines(OrderedDict)
 
     def __len__(self) -> int:
         """Count all items."""
@@ -39,22 +38,23 @@ class Ready(Generic[T]):
         counts = self._counts().items()
         return [it for it, count in counts if it is not None and count >= least]
 
-    def has_only(self, tenants: Collection[str]) -> bool:
-        """Return whether there are items and all of them belong to these tenants."""
-        counts = self._counts()
-        return bool(counts) and all(tenant in tenants for tenant in counts)
+    def has_only(
+        self, tenants: Collection[str], priorities: Collection[Priority] = ()
+    ) -> bool:
+        """Return whether there are items and all of them belong to one of these."""
+        others = self._counts(priorities)
+        return bool(self._rings.waiting()) and all(it in tenants for it in others)
 
-    def _counts(self) -> Counter[str | None]:
+    def _counts(self, left_out: Collection[Priority] = ()) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
-        for lines in self._lines.values():
-            for tenant, line in lines.items():
-                counts[tenant] += len(line)
+        for priority in self._rings.waiting(left_out):
+            ring = self._rings[priority]
+            counts.update({tenant: len(line) for tenant, line in ring.items()})
         return counts
 
     def _line(self, item: T) -> deque[T]:
         message = item.message
-        lines = self._lines.setdefault(message.priority, OrderedDict())
-        return lines.setdefault(message.tenant, deque())
+        return self._rings[message.priority].setdefault(message.tenant, deque())
 
     def add(self, item: T) -> None:
         """Add an item behind those of its priority and tenant."""
@@ -68,42 +68,36 @@ class Ready(Generic[T]):
         )
         line.insert(place, item)
 
-    def take(self, limit: int, without: Collection[str]) -> list[T]:
-        """Remove and return at most `limit` items, one per tenant in each round."""
+    def take(
+        self, limit: int, tenants: Collection[str], left_out: Collection[Priority] = ()
+    ) -> list[T]:
+        """Remove and return at most `limit` items of other tenants and priorities."""
         given: list[T] = []
-        rounds = {
-            priority: deque(tenant for tenant in lines if tenant not in without)
-            for priority, lines in self._lines.items()
-        }
-        while len(given) < limit and (rounds := {p: r for p, r in rounds.items() if r}):
-            priority = self._turns.next(rounds)
-            lines, tenant = self._lines[priority], rounds[priority].popleft()
-            line = lines[tenant]
-            given.append(line.popleft())
-            lines.move_to_end(tenant)
-            if line:
-                rounds[priority].append(tenant)
-            else:
-                self._drop(priority, tenant)
+        while len(given) < limit:
+            stuck = {
+                it
+                for it in PRIORITIES
+                if it in left_out or all(map(tenants.__contains__, self._rings[it]))
+            }
+            ring = self._rings.next(stuck)
+            if ring is None:
+                break
+            tenant = next(it for it in ring if it not in tenants)
+            given.append(ring[tenant].popleft())
+            ring.move_to_end(tenant)
+            if not ring[tenant]:
+                del ring[tenant]
         return given
-
-    def _drop(self, priority: Priority, tenant: str | None) -> None:
-        """Drop a line that is empty."""
-        del self._lines[priority][tenant]
-        if not self._lines[priority]:
-            del self._lines[priority]
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Remove and return the unwanted items."""
         removed: list[T] = []
-        for priority, lines in list(self._lines.items()):
-            for tenant, line in list(lines.items()):
+        for ring in self._rings:
+            for tenant, line in list(ring.items()):
                 found = [item for item in line if unwanted(item)]
-                if not found:
-                    continue
                 removed += found
                 kept = deque(item for item in line if not unwanted(item))
-                lines[tenant] = kept
+                ring[tenant] = kept
                 if not kept:
-                    self._drop(priority, tenant)
+                    del ring[tenant]
         return removed

@@ -156,7 +156,8 @@ class HandlerWorker:
             search = await self._handlers.wants_more(
                 can_search=self._searches.are_possible
             )
-            lanes = self._lanes.pick() if search is None else self._lanes.pick_all()
+            _, left_out = self._handlers.left_out
+            lanes = self._lanes.pick_all() if search else self._lanes.pick(left_out)
             if lanes:
                 await self._claim(lanes, search)
 

@@ -134,6 +134,7 @@ class RabbitMQSource:
         self._turn = _STEP_ASIDE
         self._warnings: list[str] = []
         self.abilities = Abilities(
+            leave_out=self._backlog.leave_out,
             identify=self._identify,
             share=self._share,
             standing_by=lambda: self._standing_by,
@@ -331,7 +332,7 @@ class RabbitMQSource:
     def _forget(self) -> None:
         """Forget the channel and everything received on it."""
         self._queue = None
-        self._backlog.clear()
+        self._backlog.remove(lambda _: True)
         self._aside.clear()
         self._keys_aside.clear()
 
@@ -368,7 +369,7 @@ class RabbitMQSource:
         self._arrived.set()
 
     async def _wait(self, queue: Queue) -> None:
-        deadline = time.monotonic() + self._poll
+        deadline = time.monotonic() + self._backlog.patience(self._poll)
         while not self._backlog.ready and queue.why_lost is None:
             patience = deadline - time.monotonic()
             if patience <= 0:

@@ -12,13 +12,14 @@ works it off beside the one that took over, and receipts keep both in order. As 
 it notices that it lost an entry, it gives up all others of the stream.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
-from inbox.consuming.backlog import AT_ONCE, READ_AHEAD
+from inbox.consuming.backlog import AT_ONCE, LEFT_OUT, READ_AHEAD
 from inbox.consuming.keeper import Keeper, Outcome
 from inbox.source import Abilities, Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, Streams
@@ -71,15 +72,16 @@ class RedisSource:
         self._streams = Streams(
             self._client, group=consumer, topics=topics, lease=self._reclaim_after
         )
+        self._keeper: Keeper[Entry] = Keeper(
+            self._write, self._extend, pause=lambda: self._reclaim_after / _BEATS
+        )
         self.abilities = Abilities(
+            leave_out=self._keeper.backlog.leave_out,
             warnings=lambda: self._streams.warnings,
             identify=self._streams.identify,
             share=self._share,
             standing_by=lambda: [text_of(s) for s in self._streams.standing_by],
             members=lambda: list(self._streams.members),
-        )
-        self._keeper: Keeper[Entry] = Keeper(
-            self._write, self._extend, pause=lambda: self._reclaim_after / _BEATS
         )
         self._place = count()
         self._hands_back = False
@@ -157,14 +159,16 @@ class RedisSource:
         # The limit of a read is that of each stream.
         in_all = 0 if streams.is_shared else backlog.room
         room = -(-in_all // streams.readable)
-        patience, is_ahead = 0.0, backlog.ready
+        patience, is_ahead = 0.0, backlog.due
         if is_ahead:
             if not room or now < self._ahead_at:
+                if not backlog.ready:
+                    await asyncio.sleep(LEFT_OUT)
                 return
             limit = room
         else:
             due = backlog.seconds_until_due()
-            patience = jittered(self._poll)
+            patience = backlog.patience(jittered(self._poll))
             patience = patience if due is None else min(patience, due)
             limit = max(limit, room)
         if streams.is_unsure:

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.consuming.keeper import Held
 from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import Delivered
+from inbox.poison.history import REDELIVERED, Delivered, TakenOver
 from inbox.sources.redis.presence import Presence
 from inbox.sources.redis.scripts import KEEP, LEAVE, RETURNED, TAKE
 from outbox.brokers.redis.options import LAYOUTS
@@ -27,6 +27,8 @@ from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 
 _AT_ONCE: Final = 7 * 86_400_000
+_KEPT_AT_ONCE: Final = 500
+"""Entries that one script keeps; Redis runs nothing else meanwhile."""
 _DISCOVERY: Final = 5.0
 _RECLAIM_INTERVAL: Final = 5.0
 _HANDOVER: Final = 10.0
@@ -94,6 +96,7 @@ class Streams:
         self._last: dict[Any, Any] = {}
         self._waits: set[bytes] = set()
         self._held_since: dict[bytes, float] = {}
+        self._taken_over: dict[bytes, TakenOver] = {}
         self._discover_at = self._look_at = self._reclaim_at = 0.0
         self.warnings: list[str] = []
         self.members: dict[str, None] = {}
@@ -252,6 +255,7 @@ class Streams:
         for stream, (reader, *found) in answers:
             if reader:
                 self._waits.add(stream)
+                self._taken_over.pop(stream, None)
                 if found[0]:
                     self._held_since[stream] = held_since.get(stream, now)
                 if reader != self._channel.encode():
@@ -261,7 +265,11 @@ class Streams:
             self.others = self.others or others > 0
             if last:
                 self._last[stream] = last
-            entries += (_left(EntryId(stream, id), *rest) for id, *rest in taken)
+            history = self._taken_over.setdefault(stream, TakenOver())
+            for id, *rest in taken:
+                entries.append(_left(EntryId(stream, id), *rest))
+                if entries[-1].history == REDELIVERED:
+                    entries[-1].history = history
         for entry in entries:
             entry.key = entry.message.key
         return entries
@@ -364,12 +372,13 @@ class Streams:
         Return these, and whether another member has them.
         """
         lost: dict[EntryId, bool] = {}
+        me = self._group, self._member, self._channel
         for stream, ids in _by_stream(held).items():
             with self._begun_anew():
-                found: Any = await self._client.eval(
-                    KEEP, 1, stream, self._group, self._member, self._channel, *ids
-                )
-                lost |= {EntryId(stream, id): bool(is_held) for id, is_held in found}
+                for n in range(0, len(ids), _KEPT_AT_ONCE):
+                    part = ids[n : n + _KEPT_AT_ONCE]
+                    found: Any = await self._client.eval(KEEP, 1, stream, *me, *part)
+                    lost |= {EntryId(stream, id): bool(other) for id, other in found}
         return lost
 
     async def acknowledge(self, entries: Iterable[EntryId]) -> None:
@@ -436,6 +445,7 @@ class Streams:
         self._known.clear()
         self._streams = {_key(topic) for topic in self._topics}
         self._last.clear()
+        self._taken_over.clear()
         self._discover_at = 0.0
 
 

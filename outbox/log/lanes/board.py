@@ -101,15 +101,15 @@ class LaneBoard:
         self._recheck.update([lane.number for lane in idle])
         self._update_events()
 
-    def pick(self) -> Sequence[Lane]:
+    def pick(self, left_out: Collection[Priority] = ()) -> Sequence[Lane]:
         """Choose the lanes of the next claim; return them with `put_back`.
 
         After a wake-up, choose all lanes together, the most urgent priority first, so
         that an idle relay finds a single message with one claim. Under load, choose a
         share of the lanes of one priority; priorities take turns by weight. Idle lanes
-        are read together from time to time.
+        are read together from time to time. None is of a priority that is left out.
         """
-        waiting = self._waiting()
+        waiting = self._waiting(left_out)
         everything = [lane for lanes in waiting.values() for lane in lanes]
         idle = [lane for lane in everything if lane.number in self._recheck]
         if self._claim_everywhere or idle:
@@ -251,7 +251,9 @@ class LaneBoard:
         """Wait until every lane is idle and none is in flight."""
         await self._idle.wait()
 
-    def _waiting(self) -> dict[Priority, list[Lane]]:
+    def _waiting(
+        self, left_out: Collection[Priority] = ()
+    ) -> dict[Priority, list[Lane]]:
         allowed = self._lease.lanes
         waiting = {}
         for priority in PRIORITIES:
@@ -262,6 +264,7 @@ class LaneBoard:
                 and not lane.idle
                 and not lane.in_flight
                 and number in allowed
+                and priority not in left_out
             ]
             if lanes:
                 waiting[priority] = lanes

@@ -9,6 +9,7 @@ from typing import Any
 import nats
 import pytest
 
+from inbox.poison.history import FIRST_DELIVERY, TakenOver
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -78,6 +79,21 @@ async def test_a_reader_that_was_frozen_in_its_pull_reads_nothing_more(
         assert await handle(other, 4) == [6, 7, 8, 9]
         # NATS had sent these to the open pull.
         assert {*await until_standing_by(frozen)} <= {2, 3, 4, 5}
+
+
+async def test_what_a_reader_left_is_suspect_up_to_a_limit(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as first:
+        await publish(shared_nats.url, *numbered(topic, 3))
+        await receive(first, 3)
+    async with source(shared_nats.url, topic) as second:
+        (history,) = {each.history for each in await receive(second, 3)}
+        assert isinstance(history, TakenOver)
+        await publish(shared_nats.url, *numbered(topic, 1))
+        (new,) = await receive(second, 1)
+        assert new.history is FIRST_DELIVERY
 
 
 async def test_a_frozen_reader_is_replaced_after_ack_wait_and_not_before(

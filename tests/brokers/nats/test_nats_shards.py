@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -375,6 +377,36 @@ def replica(
     layouts: Sequence[str], reads: Sequence[str] = (), aside: Sequence[str] = ()
 ) -> Replica:
     return Replica(layouts=layouts, reads=reads, aside=aside)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later(Replica):
+    """What a later version tells."""
+
+    since: float = 1.0
+
+
+async def test_a_replica_of_a_later_version_shares_with_one_of_this_version(
+    shared_nats: NatsServer, nats_topics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, url = [f"{nats_topics}.{name}" for name in "xy"], shared_nats.url
+    async with source(url, *topics) as later:
+        replicas = later._replicas
+        told = replicas._itself
+        monkeypatch.setattr(
+            replicas, "_itself", lambda pulls: Later(**asdict(told(pulls)))
+        )
+        async with source(url, *topics) as earlier:
+            ours: set[str] = set()
+            theirs: set[str] = set()
+            while len(ours) != 1 or ours | theirs != {*topics}:
+                await asyncio.gather(later.receive(limit=1), earlier.receive(limit=1))
+                ours, theirs = replicas.elsewhere, earlier._replicas.elsewhere
+            generations = await durables(url, nats_topics)
+            until = time.monotonic() + 3  # six times as long as they need to tell
+            while time.monotonic() < until:
+                await asyncio.gather(later.receive(limit=1), earlier.receive(limit=1))
+            assert await durables(url, nats_topics) == generations
 
 
 def test_a_layout_moves_no_more_than_it_must_to_be_even() -> None:

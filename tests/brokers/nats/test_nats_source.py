@@ -237,11 +237,12 @@ async def test_heartbeats_go_on_over_a_new_connection_while_nothing_is_received(
         await delivery.ack()
 
 
+@pytest.mark.parametrize("opened", [source, shared_source], ids=["key", "none"])
 async def test_a_new_stream_of_the_same_name_loses_no_message_to_what_is_held(
-    shared_nats: NatsServer, nats_topics: str
+    shared_nats: NatsServer, nats_topics: str, opened: Any
 ) -> None:
     topic = f"{nats_topics}.x"
-    async with source(shared_nats.url, topic) as consumer:
+    async with opened(shared_nats.url, topic) as consumer:
         await publish(shared_nats.url, *numbered(topic, 3))
         held = await receive(consumer, 3)
         await ask(shared_nats.url, f"STREAM.DELETE.{nats_topics}")
@@ -250,6 +251,8 @@ async def test_a_new_stream_of_the_same_name_loses_no_message_to_what_is_held(
         assert payloads(await receive_despite_losses(consumer, 3)) == [3, 4, 5]
         for delivery in held:
             await delivery.ack()
+    async with opened(shared_nats.url, topic) as consumer:
+        assert payloads(await receive_despite_losses(consumer, 3)) == [3, 4, 5]
 
 
 async def test_a_topic_that_another_stream_captures_now_is_read_from_there(

@@ -86,14 +86,26 @@ def test_messages_without_a_key_wait_individually() -> None:
     assert take_all(backlog) == [1]
 
 
-def test_nothing_is_left_after_clear() -> None:
+def test_nothing_is_left_after_all_items_are_removed() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     backlog.defer(Item(1, "a"), 5)
     backlog.add(Item(2, "b"))
-    backlog.clear()
+    backlog.remove(lambda _: True)
     clock.now += 5
     assert take_all(backlog) == []
+
+
+def test_a_priority_that_is_left_out_waits_and_holds_up_no_other() -> None:
+    backlog: Backlog[Item] = Backlog(Clock())
+    backlog.add(Item(1, "a"))
+    backlog.leave_out((), {Priority.DEFAULT})
+    assert (take_all(backlog), backlog.ready, backlog.due) == ([], False, True)
+    assert backlog.patience(1.0) < 1.0
+    backlog.add(Item(2, "b", Message("t", b"", priority=Priority.REALTIME)))
+    assert take_all(backlog) == [2]
+    backlog.leave_out((), ())
+    assert (take_all(backlog), backlog.patience(1.0)) == ([1], 1.0)
 
 
 def test_no_more_than_the_limit_is_received() -> None:
@@ -186,7 +198,7 @@ def test_there_is_room_to_read_ahead_until_there_are_many_or_large_messages() ->
     backlog.defer(Item(2, None), 5)
     assert backlog.room == 0
     assert len(backlog.take(1)) == backlog.room == 1
-    backlog.clear()
+    backlog.remove(lambda _: True)
 
     backlog = Backlog()
     large = Item(1, "a", Message("t", bytes(1024 * 1024)))

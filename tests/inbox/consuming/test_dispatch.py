@@ -236,6 +236,30 @@ async def test_a_tenants_long_backlog_is_reported_before_it_fills_the_buffer() -
     await work.dispatcher.stop(NOW)
 
 
+def flood(priority: Priority, count: int) -> list[Delivery]:
+    return [delivery(f"{n}", priority, priority=priority) for n in range(count)]
+
+
+async def test_a_flood_of_one_key_leaves_room_for_other_priorities() -> None:
+    work = Work(max_in_flight=4, max_waiting=16)
+    left_out: set[Priority] = set()
+    for priority in (Priority.BULK, Priority.DEFAULT, Priority.REALTIME):
+        assert work.dispatcher.room
+        assert work.dispatcher.priorities_over_share == left_out
+        while priority not in work.dispatcher.priorities_over_share:
+            work.dispatcher.accept(flood(priority, 1))
+        left_out.add(priority)
+    await work.dispatcher.stop(NOW)
+
+
+async def test_many_keys_of_one_priority_fill_all_slots_and_lines() -> None:
+    work = Work(max_in_flight=2, max_waiting=4, max_lines=4)
+    work.dispatcher.accept([delivery(f"{n}") for n in range(3)])
+    assert work.dispatcher.priorities_over_share == set()
+    assert work.dispatcher.room == 1
+    await work.dispatcher.stop(NOW)
+
+
 def large(size: int) -> Delivery:
     return MemoryDelivery(MemorySource(), Message("large", bytes(size)), 0)
 

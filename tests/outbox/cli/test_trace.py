@@ -34,6 +34,7 @@ def test_the_answer_comes_first_then_the_steps_then_the_tree(
     assert lines[0] == f"orders.placed  {family[0].id}"
     assert lines[1].startswith("published after ")
     assert lines[2] == "billing: handled"
+    assert "priority:       default" in lines
     head = next(number for number, line in enumerate(lines) if "at (UTC)" in line)
     assert [line.split()[3] for line in lines[head + 2 : head + 4]] == [
         "published",

@@ -1,22 +1,25 @@
 """Each process records that it runs, and what it fails at, in a row of its own."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from typing_extensions import override
 
 from inbox.events import HandlerFailed, StandbyEnded, StandingBy
-from inbox.source import Abilities
+from inbox.source import Abilities, Delivery
 from inbox.sources.memory import MemorySource
+from outbox.errors import BrokerUnavailableError
 from outbox.observability.measures.processes import Process, list_processes
 from outbox.observability.presence import PresenceNotRecorded
 from pillarbox import Consumer, Message
 from relay.events import BrokerLost
 from tests.acceptance.relays import as_role
-from tests.fixtures.consumers import DRIVERS, NEVER, is_plain, sessions_by
+from tests.fixtures.consumers import DRIVERS, NEVER, consuming, is_plain, sessions_by
 from tests.fixtures.consumers import running as running_consumer
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
@@ -128,6 +131,30 @@ async def test_a_replica_that_stands_by_says_for_what_until_it_receives(
     assert ended == "StandbyEnded consumer=billing queue=default"
     assert again.endswith("topics=('orders',)")
     assert 'Consumer(order="none")' in told[0]
+
+
+class Interrupted(MemorySource):
+    is_lost = False
+
+    @override
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        if self.is_lost:
+            raise BrokerUnavailableError("away")
+        return await super().receive(limit=limit)
+
+
+async def test_while_the_broker_is_away_a_replica_stands_by_for_nothing(
+    database_url: str,
+) -> None:
+    source = Interrupted(poll_interval=timedelta(milliseconds=50))
+    source.abilities = Abilities(standing_by=lambda: {"orders"})
+    async with consuming(database_url, source, coroutine, topic="orders") as events:
+        await recorded(database_url, "inbox", "standing_by = 'orders'")
+        source.is_lost = True
+        await recorded(database_url, "inbox", "standing_by IS NULL")
+        source.is_lost = False
+        await recorded(database_url, "inbox", "standing_by = 'orders'")
+        assert len(events.of(StandingBy)) == 1
 
 
 async def coroutine(session: Any, message: Message) -> None:

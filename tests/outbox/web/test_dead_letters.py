@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from outbox.dead_letters.statement import Schema
+from outbox.lane import Priority
 from outbox.web.dead_letters import show
 from outbox.web.selection import Selection
 from pillarbox import Message
@@ -137,7 +138,7 @@ def test_hostile_values_in_rows_are_escaped(database_url: str) -> None:
 def test_one_dead_letter_is_shown_with_its_contents(database_url: str) -> None:
     (id,) = give_up(
         database_url,
-        Message("t", PAYLOAD, key="k", headers={"h": "v"}),
+        Message("t", PAYLOAD, key="k", headers={"h": "v"}, priority=Priority.BULK),
         schema="inbox",
         stacktrace="Traceback: line 7",
     )
@@ -145,7 +146,8 @@ def test_one_dead_letter_is_shown_with_its_contents(database_url: str) -> None:
     (surrogate,) = give_up(database_url, lone)
     with browsing(database_url) as browser:
         text = shown(browser.get(f"/dead-letters/inbox/{id}"))
-        for each in ('"card": "4111"', "Traceback: line 7", "consumer:billing", "h v"):
+        expected = "Traceback: line 7", "consumer:billing", "h v", "Priority bulk"
+        for each in ('"card": "4111"', *expected):
             assert each in text
         text = shown(browser.get(f"/dead-letters/outbox/{surrogate}"))
         assert (browser.status, r'"name": "\ud800"' in text) == (200, True)
