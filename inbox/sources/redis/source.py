@@ -184,13 +184,13 @@ class RedisSource:
 
     async def _write(self, outcomes: Sequence[Outcome[Entry]]) -> None:
         with redis_errors(self._url):
-            await self._streams.acknowledge(
-                entry.at for entry, delay in outcomes if delay is None
-            )
-            await self._streams.give_back(
-                (entry.at, entry.attempts, max(0.0, self._reclaim_after - delay))
-                for entry, delay in outcomes
-                if delay is not None
+            await self._streams.settle(
+                [entry.at for entry, delay in outcomes if delay is None],
+                [
+                    (entry.at, entry.attempts, max(0.0, self._reclaim_after - delay))
+                    for entry, delay in outcomes
+                    if delay is not None
+                ],
             )
 
     async def _extend(self, entries: Sequence[Entry]) -> Iterable[Entry]:

@@ -328,7 +328,8 @@ class Streams:
         Raises:
             ConfigError: a topic names a key that isn't a stream.
         """
-        streams = list(self._streams - self._known)
+        if not (streams := list(self._streams - self._known)):
+            return 0
         pipeline = self._client.pipeline(transaction=False)
         for stream in streams:
             pipeline.xgroup_create(stream, self._group, id="0", mkstream=True)
@@ -340,7 +341,7 @@ class Streams:
             # Others see this member also before it gets its first entry.
             pipeline.xgroup_createconsumer(stream, self._group, self._member)
             pipeline.xlen(stream)
-        answers = await pipeline.execute(raise_on_error=False) if streams else ()
+        answers = await pipeline.execute(raise_on_error=False)
         old = 0
         for i, stream in enumerate(streams):
             created, *tried, length = answers[6 * i : 6 * i + 6]
@@ -372,17 +373,20 @@ class Streams:
                 lost |= {EntryId(stream, id): bool(is_held) for id, is_held in found}
         return lost
 
-    async def acknowledge(self, entries: Iterable[EntryId]) -> None:
-        """Settle entries for the whole group."""
-        pipeline = self._client.pipeline(transaction=False)
-        for stream, ids in _by_stream(entries).items():
-            pipeline.xack(stream, self._group, *ids)
-        await _answers(pipeline)
+    async def settle(
+        self,
+        acked: Iterable[EntryId],
+        returned: Iterable[tuple[EntryId, int, float]],
+    ) -> None:
+        """Ack entries for the whole group, and release others.
 
-    async def give_back(self, entries: Iterable[tuple[EntryId, int, float]]) -> None:
-        """Release entries, each with its failed attempts and its idle time from now."""
+        Args:
+            returned: entries with their failed attempts and their idle time from now.
+        """
         pipeline = self._client.pipeline(transaction=False)
-        for at, attempts, idle in entries:
+        for stream, ids in _by_stream(acked).items():
+            pipeline.xack(stream, self._group, *ids)
+        for at, attempts, idle in returned:
             # The takeover will increment the count.
             pipeline.xclaim(
                 at.stream,
