@@ -169,9 +169,13 @@ async def settle(
     connection: NatsConnection, outcomes: Iterable[tuple[Entry, float | None]]
 ) -> None:
     """Ack entries, or nack those with a delay in seconds, in order."""
+    commands = []
     for entry, delay in outcomes:
         word = b"+ACK" if delay is None else b"-NAK"
         if delay:
             word = b'-NAK {"delay": %d}' % int(delay * NANOSECONDS)
-        await connection.client.publish(entry.reply, word)
+        commands.append(
+            b"PUB %b %d\r\n%b\r\n" % (entry.reply.encode(), len(word), word)
+        )
+    await connection.client.publish_all(commands)
     await connection.flush()

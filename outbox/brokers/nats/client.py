@@ -118,8 +118,10 @@ class NatsClient(Client):
         form = _FIRST_LINE.fullmatch(first)
         if form is None:
             return {"": text}
-        pairs = (line.partition(":") for line in lines if line)
-        found = {name.strip(): value.strip() for name, _, value in pairs}
+        found = {}
+        for line in filter(None, lines):
+            name, _, value = line.partition(":")
+            found[name.strip()] = value.strip()
         if form[1]:
             found |= {"Status": form[1], "Description": form[2] or ""}
         return found or None
@@ -134,10 +136,8 @@ class NatsClient(Client):
         headers: dict[str, str] | None,
     ) -> Msg:
         # nats-py fails if the subject isn't UTF-8.
-        topic, answer = (
-            part.decode(errors="surrogateescape") for part in (subject, reply)
-        )
-        return Msg(self, topic, answer, data, headers)
+        topic = subject.decode(errors="surrogateescape")
+        return Msg(self, topic, reply.decode(errors="surrogateescape"), data, headers)
 
     async def written(self) -> None:
         """Return when everything that was given to nats-py is written to the socket.
