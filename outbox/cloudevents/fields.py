@@ -36,12 +36,17 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         raise InvalidMessageError.received(
             "payload", None, f"is missing: there is no field {PAYLOAD.decode()}"
         )
-    texts = (
-        (_decoded("headers", name), value)
-        for name, value in fields.items()
-        if name != PAYLOAD
-    )
-    headers = {name: _decoded(name, value) for name, value in texts}
+    try:
+        headers = {
+            name.decode(): value.decode()
+            for name, value in fields.items()
+            if name != PAYLOAD
+        }
+    except UnicodeDecodeError as error:
+        text = error.object
+        named = (text_of(name) for name, value in fields.items() if value == text)
+        field = next(named, "headers")
+        raise InvalidMessageError.received(field, text, "isn't UTF-8") from None
     return from_headers(headers, fields[PAYLOAD], PREFIX)
 
 
@@ -62,10 +67,3 @@ def unreadable_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message
         },
         content_type="application/json" if bare else None,
     )
-
-
-def _decoded(field: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise InvalidMessageError.received(field, text, "isn't UTF-8") from None
