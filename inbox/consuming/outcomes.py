@@ -15,7 +15,7 @@ from outbox.retry import RECONNECT
 
 T = TypeVar("T")
 
-_GATHER: Final = 0.002
+_GATHER: Final = 0.02
 # The first or second attempt replaces a broken connection.
 _FEW_FAILURES: Final = 3
 _MANY_BATCHES: Final = 10
