@@ -31,6 +31,10 @@ GRANT EXECUTE
         outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
+-- Who may add may cancel: a message doesn't say who has added it.
+GRANT EXECUTE ON FUNCTION outbox.cancel(uuid, text) TO {application}, {operator}, {web};
+GRANT EXECUTE ON FUNCTION outbox.move(uuid, timestamptz, text) TO {operator}, {web};
+GRANT EXECUTE ON FUNCTION outbox.due_cause(uuid, timestamptz, text) TO {relay}, {reader};
 
 -- Relays and consumers refuse an older schema.
 GRANT SELECT ON outbox.alembic_version TO {relay}, {reader}, {consumer};

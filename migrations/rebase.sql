@@ -30,7 +30,8 @@ BEGIN
           FROM outbox.last_positions(everywhere => true) AS p
          WHERE (p.last).up_to >= 0
     ), found AS MATERIALIZED (
-        SELECT m.id, m.created_at, m.seq, m.lane, CASE WHEN octet_length(m.key) <= 2048 THEN m.key END AS key, p.starts_at, p.reader
+        SELECT m.id, m.created_at, m.seq, m.lane, CASE WHEN octet_length(m.key) <= 2048 THEN m.key END AS key,
+               m.available_at, CASE WHEN m.available_at > m.created_at THEN 'scheduled' ELSE 'found' END AS cause, p.starts_at, p.reader
           FROM last AS p
           JOIN outbox.message AS m ON m.lane = p.lane AND m.seq <= (p.last).up_to
                                   AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
@@ -39,7 +40,7 @@ BEGIN
                         WHERE s.reader = p.reader AND outbox.brings(s, m.topic, m.seq, m.xid, v_before))
     ), added AS (
         INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause, key, reader)
-        SELECT f.created_at, clock_timestamp(), f.seq, f.id, f.lane, 'found', f.key, f.reader
+        SELECT f.created_at, greatest(clock_timestamp(), f.available_at), f.seq, f.id, f.lane, f.cause, f.key, f.reader
           FROM found AS f
          ORDER BY f.seq
     )

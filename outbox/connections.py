@@ -26,7 +26,7 @@ AsyncConnectionOf: TypeAlias = "AsyncConnection | psycopg.AsyncConnection[Any]"
 
 def is_connection(target: object) -> bool:
     """Return whether messages can be added on it here."""
-    return isinstance(target, Connection) or _is_async(target) or _is_psycopg(target)
+    return isinstance(target, Connection) or is_async(target) or is_psycopg(target)
 
 
 def insert_on(
@@ -41,10 +41,10 @@ def insert_on(
         AutocommitError: the connection commits each statement separately.
         Exception: what the driver raised.
     """
-    is_raw = _is_psycopg(target)
+    is_raw = is_psycopg(target)
     if is_raw:
-        _refuse_autocommit(target)
-    if _is_async(target) or is_instance(target, "psycopg", "AsyncConnection"):
+        refuse_raw_autocommit(target, "the messages")
+    if is_async(target) or is_instance(target, "psycopg", "AsyncConnection"):
         return _insert_async(target, messages)
     if messages:
         target.execute(*_insert(target, messages))
@@ -57,25 +57,35 @@ async def _insert_async(target: Any, messages: Sequence[Message]) -> None:
 
 
 def _insert(target: Any, messages: Sequence[Message]) -> tuple[Any, ...]:
-    if _is_psycopg(target):
+    if is_psycopg(target):
         return _statement(), arrays_of(messages)
     return (insert_of(messages),)
 
 
-def _is_async(target: object) -> bool:
+def is_async(target: object) -> bool:
+    """Return whether it is an `AsyncConnection` of SQLAlchemy."""
     return is_instance(target, "sqlalchemy.ext.asyncio", "AsyncConnection")
 
 
-def _is_psycopg(target: object) -> bool:
+def is_psycopg(target: object) -> bool:
+    """Return whether it is a connection of psycopg."""
     return is_instance(target, "psycopg", "BaseConnection")
 
 
-def _refuse_autocommit(target: Any) -> None:
+def refuse_raw_autocommit(target: Any, subject: str) -> None:
+    """Reject a connection of psycopg on which each statement is a transaction.
+
+    Args:
+        subject: what would survive a rollback there, for the error message.
+
+    Raises:
+        AutocommitError: it is in autocommit mode, outside of a block.
+    """
     # In the block of its transaction(), autocommit doesn't apply.
     if target.autocommit and target.info.transaction_status.name == "IDLE":
         raise AutocommitError(
-            "the connection is in autocommit mode, where a rollback would keep the "
-            "messages; add them in a block of connection.transaction(), or set "
+            "the connection is in autocommit mode, where a rollback would keep "
+            f"{subject}; use a block of connection.transaction(), or set "
             "autocommit=False"
         )
 

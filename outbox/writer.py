@@ -298,10 +298,26 @@ def _check_connection(session: Session, *_: Any) -> None:
     # If the connection is refused, the messages stay pending, and nothing was written.
     batches = uncommitted(session)
     if batches and batches[-1].is_pending:
-        _connection(session)
+        connection_of(session)
 
 
-def _connection(session: Session) -> Connection:
+def flush_messages(session: Session) -> None:
+    """Insert the messages that wait for the session's next flush."""
+    batches = uncommitted(session)
+    if batches and batches[-1].is_pending:
+        session.flush()
+
+
+def connection_of(session: Session, subject: str = "the messages") -> Connection:
+    """Return the connection on which a session writes messages.
+
+    Args:
+        subject: what is written, for the error message.
+
+    Raises:
+        ConfigError: the session has no bind for them.
+        AutocommitError: the connection commits each statement separately.
+    """
     try:
         connection = session.connection(bind_arguments={"mapper": AddedMessages})
     except UnboundExecutionError as error:
@@ -310,7 +326,7 @@ def _connection(session: Session) -> Connection:
             "outbox.schema.message_table: engine}), with the engine of the tables that "
             "the same transaction writes"
         ) from error
-    refuse_autocommit(connection, "the messages")
+    refuse_autocommit(connection, subject)
     return connection
 
 
@@ -339,5 +355,5 @@ def _end_flush(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _write(session: Session, messages: list[Message]) -> None:
-    _connection(session).execute(message_table.insert(), {"payload": messages})
+    connection_of(session).execute(message_table.insert(), {"payload": messages})
     uncommitted(session).append(Batch(session, messages))

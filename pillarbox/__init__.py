@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from inbox.jobs.job import AsyncJob, Job
     from inbox.receipt import record_receipt
     from inbox.source import Delivery, Source
+    from outbox.cancellation import Cancelled, TooLate, UnknownMessage, cancel
     from outbox.errors import (
         BrokerUnavailableError,
         ConfigError,
@@ -55,6 +56,7 @@ __all__ = [
     "Acked",
     "AsyncJob",
     "BrokerUnavailableError",
+    "Cancelled",
     "ConfigError",
     "Consumer",
     "DatabaseUnavailableError",
@@ -75,8 +77,11 @@ __all__ = [
     "RetryPolicy",
     "SchemaRegistry",
     "Source",
+    "TooLate",
+    "UnknownMessage",
     "UnsentMessagesWarning",
     "add",
+    "cancel",
     "event",
     "guard",
     "idempotent",
@@ -92,6 +97,7 @@ _MODULES: Final = {
     "Acked": "relay.publisher",
     "AsyncJob": "inbox.jobs.job",
     "BrokerUnavailableError": "outbox.errors",
+    "Cancelled": "outbox.cancellation",
     "ConfigError": "outbox.errors",
     "Consumer": "inbox.consumer",
     "DatabaseUnavailableError": "outbox.errors",
@@ -112,8 +118,11 @@ _MODULES: Final = {
     "RetryPolicy": "outbox.retry",
     "SchemaRegistry": "outbox.payload.schema_registry",
     "Source": "inbox.source",
+    "TooLate": "outbox.cancellation",
+    "UnknownMessage": "outbox.cancellation",
     "UnsentMessagesWarning": "outbox.unsent",
     "add": "outbox.writer",
+    "cancel": "outbox.cancellation",
     "event": "outbox.payload.schema_registry",
     "guard": "inbox.guard",
     "idempotent": "inbox.idempotent",

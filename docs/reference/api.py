@@ -17,8 +17,8 @@ PAGE: Final = Path(__file__).parent / "api.md"
 
 _GROUPS: Final = {
     "Writing": (
-        "add Message insert_statement event SchemaRegistry REGISTRY PayloadCodec "
-        "jsonable uuid7"
+        "add Message insert_statement cancel Cancelled TooLate UnknownMessage event "
+        "SchemaRegistry REGISTRY PayloadCodec jsonable uuid7"
     ),
     "Consuming": (
         "idempotent guard record_receipt message_id Consumer Job AsyncJob RetryLater "

@@ -34,7 +34,10 @@ SELECT CASE c.relkind WHEN 'v' THEN 'Views' ELSE 'Tables' END,
  ORDER BY c.relkind <> 'v', n.nspname <> 'outbox', c.relname, a.attnum
 """
 # Those for people; the rest belongs to pillarbox's processes and to the upkeep.
-_FOR_PEOPLE: Final = ["add", "uuid7", "maintain", "set_interval", "accept_clock"]
+_FOR_PEOPLE: Final = [
+    *("add", "uuid7", "cancel", "move"),
+    *("maintain", "set_interval", "accept_clock"),
+]
 _FUNCTIONS: Final = """
 SELECT 'outbox.' || p.proname, pg_get_function_arguments(p.oid),
        pg_get_function_result(p.oid), obj_description(p.oid, 'pg_proc')

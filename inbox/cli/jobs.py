@@ -86,7 +86,10 @@ def cancel(
     reason: Reason = "",
     database: Database = None,
 ) -> int:
-    """Cancel a message's job, whether it is running or queued."""
+    """Cancel a message's job, whether it is running or queued.
+
+    A message that is scheduled has no job yet: pillarbox scheduled cancel.
+    """
     message_id = job_message_id(id)
     with opened(database, "jobs", rights=_RIGHTS) as connection:
         known = find_jobs(connection, message_id)
@@ -106,7 +109,8 @@ def cancel(
     if name not in known:
         warn(
             f"consumer {name!r} has no job for it yet; if its handler is no job, it "
-            "handles the message anyway"
+            "handles the message anyway; if it is scheduled, pillarbox scheduled "
+            f"cancel {message_id} cancels it for all consumers"
         )
     return 0
 

@@ -11,4 +11,7 @@ SELECT m.id, m.topic, m.key, m.tenant, m.headers, m.payload, m.content_type, m.s
    AND NOT EXISTS (
        SELECT FROM inbox.dead_letter AS d
         WHERE d.message_id = CAST(m.id AS text) AND d.origin = 'consumer:' || CAST(:consumer AS text))
+   AND NOT EXISTS (
+       SELECT FROM outbox.deferral AS c
+        WHERE c.id = m.id AND c.created_at = m.created_at AND c.reader = '')
  ORDER BY greatest(m.created_at, m.available_at), m.seq

@@ -217,10 +217,11 @@ CREATE TABLE outbox.deferral (
     CONSTRAINT run_not_negative CHECK (run >= 0),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT cause_known CHECK (cause IN ('scheduled', 'refused', 'postponed', 'blocked', 'aside', 'unknown', 'open', 'found', 'replayed', 'settled')),
-    CONSTRAINT outcome_known CHECK (outcome IS NULL OR (cause = 'settled' AND outcome IN ('published', 'dead_lettered', 'discarded'))),
+    CONSTRAINT outcome_known CHECK (outcome IS NULL OR (cause = 'settled' AND outcome IN ('published', 'dead_lettered', 'discarded', 'cancelled'))),
     CONSTRAINT due_unless_blocked_or_settled CHECK ((due_at IS NULL) = (cause IN ('blocked', 'settled'))),
     CONSTRAINT blocked_by_its_key CHECK (cause <> 'blocked' OR key IS NOT NULL),
-    CONSTRAINT replays_after_run_0 CHECK (cause <> 'replayed' OR run > 0)
+    CONSTRAINT replays_after_run_0 CHECK (cause <> 'replayed' OR run > 0),
+    CONSTRAINT only_cancelled_for_all CHECK (reader <> '' OR (outcome = 'cancelled') IS TRUE)
 ) PARTITION BY RANGE (created_at);
 COMMENT ON TABLE outbox.deferral IS
     'a log, never updated: why a message waits, until when, and the replays that were requested';
@@ -230,9 +231,11 @@ COMMENT ON COLUMN outbox.deferral.attempts IS 'how often the broker has refused 
 COMMENT ON COLUMN outbox.deferral.cause IS
     'scheduled: not due yet; refused; postponed: refused without a charge; blocked: its key waits; aside: too large to be loaded; unknown: the broker did not answer; open: its handler runs; found: behind a position; replayed: requested again; settled: ends the run';
 COMMENT ON COLUMN outbox.deferral.outcome IS
-    'how the run ended, in the entry settled; discarded: it was open when its reader returned that had been dropped';
+    'how the run ended, in the entry settled; discarded: it was open when its reader returned that had been dropped; cancelled: by outbox.cancel';
+COMMENT ON COLUMN outbox.deferral.reader IS
+    'see outbox.reader; empty: the message is cancelled for all readers, those to come included, and each ends it once it is due';
 COMMENT ON COLUMN outbox.deferral.due_at IS 'when to publish it next; null: when its key is free, or never (settled)';
-COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the replay';
+COMMENT ON COLUMN outbox.deferral.requested_by IS 'the role that requested the replay, or cancelled the message';
 -- With the entry: a million messages can be due at the same time.
 CREATE INDEX deferral_due_idx ON outbox.deferral (reader, lane, due_at, entry) WHERE due_at IS NOT NULL;
 CREATE INDEX deferral_key_idx ON outbox.deferral (reader, lane, key, seq)
@@ -459,7 +462,8 @@ COMMENT ON COLUMN outbox.covered_message.settled_as IS 'handled if the reader is
 
 CREATE VIEW outbox.message_status AS
 SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant,
-       CASE WHEN m.reader IS NULL
+       CASE WHEN d.outcome = 'cancelled' THEN d.outcome
+            WHEN m.reader IS NULL
             THEN CASE WHEN m.is_unrouted THEN 'unrouted' ELSE 'discarded' END
             WHEN d.cause = 'settled' AND d.outcome <> 'published' THEN d.outcome
             WHEN d.cause = 'settled' THEN m.settled_as
@@ -480,14 +484,14 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
   LEFT JOIN LATERAL (
       SELECT e.run, e.cause, e.outcome, e.due_at, e.deferred_at,
              max(e.attempts) OVER run AS attempts,
-             first_value(e.reason) OVER (run ORDER BY e.reason IS NULL, e.entry DESC) AS last_error,
+             first_value(CASE WHEN e.reader <> '' THEN e.reason END) OVER (run ORDER BY e.reason IS NULL OR e.reader = '', e.entry DESC) AS last_error,
              min(e.run) OVER () AS first_run,
              min(e.deferred_at) FILTER (WHERE e.outcome = 'published') OVER () AS published_at
         FROM outbox.deferral AS e
        WHERE e.id = m.id AND e.created_at = m.created_at
          -- As in every search by id: IS TRUE hides the name from the planner, which could otherwise
          -- search by it, and so read all entries of the reader.
-         AND (e.reader = m.reader) IS TRUE
+         AND (e.reader IN ('', m.reader)) IS TRUE
       WINDOW run AS (PARTITION BY e.run)
        ORDER BY e.run DESC, e.cause = 'settled' DESC, e.entry DESC
        LIMIT 1
@@ -495,7 +499,7 @@ SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.te
 COMMENT ON VIEW outbox.message_status IS
     'each message with what became of it at each reader that gets it, without its content; outbox.unsettled_message finds faster what is not settled';
 COMMENT ON COLUMN outbox.message_status.state IS
-    'ready; scheduled: not due yet; waiting: refused, to be tried again; blocked: its key waits; published; handled: its consumer has handled it, or has a dead letter of it; dead_lettered; unrouted: no reader gets its topic; discarded: none is to publish it';
+    'ready; scheduled: not due yet; waiting: refused, to be tried again; blocked: its key waits; published; handled: its consumer has handled it, or has a dead letter of it; dead_lettered; unrouted: no reader gets its topic; discarded: none is to publish it; cancelled: before it was due';
 COMMENT ON COLUMN outbox.message_status.reader IS 'who is to publish or handle it; null: nobody';
 COMMENT ON COLUMN outbox.message_status.run IS '0: the first publication; n: the n-th replay';
 COMMENT ON COLUMN outbox.message_status.attempts IS 'how often the broker has refused it in this run, or the consumer; an unavailable broker does not count';
@@ -510,11 +514,11 @@ LANGUAGE plpgsql STABLE COST 1 {pinned}
 AS $body$
 BEGIN
     RETURN EXISTS (SELECT FROM outbox.deferral AS e
-                    WHERE e.id = is_logged.id AND e.created_at = is_logged.created_at AND (e.reader = is_logged.reader) IS TRUE);
+                    WHERE e.id = is_logged.id AND e.created_at = is_logged.created_at AND (e.reader IN ('', is_logged.reader)) IS TRUE);
 END
 $body$;
 COMMENT ON FUNCTION outbox.is_logged IS
-    'whether the log has an entry of a message: what a consumer handles ahead of its claims, for a tenant''s sake, is settled there';
+    'whether the log has an entry of a message: there, what a consumer handles ahead of its claims, for a tenant''s sake, is settled, and what was scheduled is cancelled';
 
 -- Reads day by day, since all entries of a message are in its day. Of each reader it counts what is refused, blocked, due
 -- and not due by itself, so that none hides another. Of a day it reads which messages are settled, and the log up to at_most.
@@ -536,7 +540,7 @@ DECLARE
                  SELECT d.* FROM outbox.deferral AS d
                   WHERE d.reader = r.reader AND %s AND {d}
                     AND NOT EXISTS (SELECT FROM outbox.deferral AS s
-                                     WHERE s.id = d.id AND s.reader = d.reader AND s.cause = 'settled' AND s.run >= d.run AND {s})
+                                     WHERE s.id = d.id AND s.reader IN (d.reader, '') AND s.cause = 'settled' AND s.run >= d.run AND {s})
                  OFFSET 0) AS x
               WHERE (SELECT true FROM outbox.deferral AS n
                       WHERE n.id = x.id AND (n.reader = x.reader) IS TRUE AND (n.run, n.entry) > (x.run, x.entry) AND {n} LIMIT 1) IS NULL
@@ -591,6 +595,7 @@ SELECT d.id, d.created_at, d.seq, d.lane,
        ORDER BY e.id, e.created_at, e.reader, e.run DESC, e.cause = 'settled' DESC, e.entry DESC
   ) AS d
  WHERE d.cause <> 'settled'
+   AND NOT EXISTS (SELECT FROM outbox.deferral AS c WHERE c.reader = '' AND c.id = d.id AND c.created_at = d.created_at)
    AND EXISTS (SELECT FROM outbox.subscription AS s WHERE s.reader = d.reader AND s.ended_at IS NULL);
 COMMENT ON VIEW outbox.deferred_message IS
     'messages that wait after their first claim, and replays that were requested: as outbox.message_status shows them';
@@ -723,7 +728,7 @@ SELECT fresh.id, fresh.created_at, fresh.seq, fresh.lane, fresh.schema_version, 
                FROM outbox.message AS m
               WHERE p.last_seq > p.up_to AND m.lane = p.lane AND m.seq > p.up_to AND m.created_at >= p.starts_at AND m.created_at < p.ends_at
                 AND outbox.covers(p.last, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
-                AND (m.tenant IS NULL OR NOT outbox.is_logged(p.reader, m.id, m.created_at))
+                AND (m.tenant IS NULL AND m.available_at IS NULL OR NOT outbox.is_logged(p.reader, m.id, m.created_at))
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader
                                AND outbox.brings(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
@@ -778,8 +783,10 @@ SELECT e.id, e.created_at, e.deferred_at,
        CASE WHEN e.cause <> 'settled' THEN e.cause
             WHEN e.outcome = 'published' AND (SELECT r.broker FROM outbox.reader AS r WHERE r.reader = e.reader) = 'direct' THEN 'acked'
             ELSE e.outcome END, 'outbox.deferral', e.created_at,
-       e.run, e.attempts, e.due_at, e.requested_by, e.reason, e.reader
+       e.run, e.attempts, e.due_at, e.requested_by, e.reason, nullif(e.reader, '')
   FROM outbox.deferral AS e
+ -- Of a cancelled message, each reader has an entry, too.
+ WHERE e.reader = '' OR e.outcome IS DISTINCT FROM 'cancelled'
  UNION ALL
 SELECT CASE WHEN d.message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN d.message_id::uuid END,
        NULL, t.at, t.step, 'outbox.dead_letter', d.created_at, 0, t.attempts, t.due_at, t.by, t.reason,
@@ -796,12 +803,12 @@ COMMENT ON VIEW outbox.message_life IS 'what happened to each message, one row f
 COMMENT ON COLUMN outbox.message_life.message_at IS 'when the message was added; null: the source doesn''t record it';
 COMMENT ON COLUMN outbox.message_life.at IS 'when it was recorded';
 COMMENT ON COLUMN outbox.message_life.step IS
-    'added; scheduled, refused, postponed, blocked, aside, unknown, open, found, replayed, published, dead_lettered as in outbox.deferral; acked: handled by a consumer; dead_letter, retry_failed, retry_succeeded, discarded';
+    'added; scheduled, refused, postponed, blocked, aside, unknown, open, found, replayed, published, dead_lettered, cancelled as in outbox.deferral; acked: handled by a consumer; dead_letter, retry_failed, retry_succeeded, discarded';
 COMMENT ON COLUMN outbox.message_life.source IS 'the table that records it';
 COMMENT ON COLUMN outbox.message_life.partition_at IS 'the moment by which that table, or outbox.message, is partitioned';
 COMMENT ON COLUMN outbox.message_life.due_at IS 'when the writer, the log or the schedule of retries wants the next step';
 COMMENT ON COLUMN outbox.message_life.reader IS 'the reader of the outbox that it concerns; null: none in particular';
-COMMENT ON COLUMN outbox.message_life.by IS 'who requested a replay, gave the message up, or discarded the dead letter';
+COMMENT ON COLUMN outbox.message_life.by IS 'who requested a replay, cancelled the message, gave it up, or discarded the dead letter';
 
 CREATE FUNCTION outbox.lane_of(key text, id uuid, priority text DEFAULT 'default') RETURNS smallint
 LANGUAGE sql STABLE PARALLEL SAFE {pinned}
@@ -934,6 +941,109 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid) IS
     'add a message of JSON or of text, unchanged, in this transaction; returns its id';
+
+-- Cancelling. A transaction that cancels holds this lock in shared mode until it ends. A reader asks once the message
+-- is due: if it gets the lock, each cancellation that began before has ended, and any later one sees that the message
+-- is due. So one of them comes first, and nobody waits for a transaction of the application. Few locks, since a
+-- transaction may cancel many messages, and the server has room for some thousand locks.
+CREATE FUNCTION outbox.cancel_lock(id uuid) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE {pinned}
+RETURN 1024 + get_byte(uuid_send(id), 14) % 4 * 256 + get_byte(uuid_send(id), 15);
+COMMENT ON FUNCTION outbox.cancel_lock IS 'the object of the advisory lock that decides whether a message is cancelled, or claimed';
+
+CREATE FUNCTION outbox.due_cause(id uuid, created_at timestamptz, cause text) RETURNS text
+LANGUAGE plpgsql VOLATILE {pinned}
+AS $body$
+BEGIN
+    -- In one expression, so that nothing interrupts it in between.
+    IF NOT (CASE WHEN pg_try_advisory_lock(1885957228, outbox.cancel_lock(id))
+                 THEN pg_advisory_unlock(1885957228, outbox.cancel_lock(id)) ELSE false END) THEN
+        RETURN 'held';
+    END IF;
+    -- With a snapshot from after the lock: the function is volatile.
+    RETURN CASE WHEN EXISTS (SELECT FROM outbox.deferral AS e
+                              WHERE e.id = due_cause.id AND e.created_at = due_cause.created_at AND (e.reader = '') IS TRUE)
+                THEN 'cancelled' ELSE cause END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.due_cause IS
+    'what becomes of a scheduled message that is due: cancelled; held: while a transaction is open that may cancel it; else the cause given: from now on, nobody can cancel it';
+
+CREATE FUNCTION outbox.cancel(id uuid, reason text DEFAULT NULL, OUT outcome text, OUT readers jsonb)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER {pinned}
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off
+AS $body$
+#variable_conflict use_column
+DECLARE
+    -- An id that add() accepts is of the day on which it is added, or of the days next to it.
+    v_moment timestamptz := to_timestamp(('x' || encode(substring(uuid_send(cancel.id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint / 1000.0);
+    v_cancelled integer := 0;
+    m outbox.message;
+BEGIN
+    -- Planned for these days alone, so that the transaction locks no other partitions.
+    EXECUTE format('SELECT m.* FROM outbox.message AS m WHERE m.id = $1 AND m.created_at BETWEEN %L AND %L',
+                   v_moment - interval '1 day', v_moment + interval '2 days') INTO m USING cancel.id;
+    IF m.id IS NULL THEN
+        outcome := 'unknown';
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(1885957228, outbox.cancel_lock(m.id));
+    -- The clock is read with the lock. It may have been set back: then the log shows who has the message.
+    IF m.available_at > greatest(m.created_at, clock_timestamp())
+       AND NOT EXISTS (SELECT FROM outbox.deferral AS e
+                        WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader <> '') IS TRUE AND e.cause <> 'scheduled')
+    THEN
+        INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, cause, outcome, key, reason, requested_by)
+        VALUES ('', m.id, m.created_at, m.lane, m.seq, 'settled', 'cancelled', m.key, cancel.reason, session_user)
+            ON CONFLICT (id, run, reader, created_at) WHERE cause = 'settled' DO NOTHING;
+        GET DIAGNOSTICS v_cancelled = ROW_COUNT;
+    END IF;
+    IF v_cancelled = 1 THEN
+        outcome := 'cancelled';
+    ELSIF EXISTS (SELECT FROM outbox.deferral AS e
+                   WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader = '') IS TRUE) THEN
+        outcome := 'already cancelled';
+    ELSE
+        outcome := 'too late';
+        readers := (SELECT coalesce(jsonb_object_agg(s.reader, s.state) FILTER (WHERE s.reader IS NOT NULL), '{}')
+                      FROM outbox.message_status AS s WHERE s.id = m.id AND s.created_at = m.created_at);
+    END IF;
+END
+$body$;
+COMMENT ON FUNCTION outbox.cancel IS
+    'cancel a scheduled message, in this transaction: cancelled, already cancelled, or unknown (there is none with this id); too late: it is due, and readers has its state at each, as in outbox.message_status';
+
+CREATE FUNCTION outbox.move(id uuid, available_at timestamptz, reason text DEFAULT NULL, OUT outcome text, OUT readers jsonb, OUT new_id uuid)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER {pinned}
+AS $body$
+DECLARE
+    v_new uuid := outbox.uuid7();
+    m outbox.message;
+BEGIN
+    IF (move.available_at <= clock_timestamp() + interval '6 days') IS NOT TRUE THEN
+        RAISE EXCEPTION 'outbox.move: available_at is %, more than 6 days ahead', coalesce(move.available_at::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'nothing was changed; cancel the message, and add it in the application';
+    END IF;
+    SELECT c.outcome, c.readers INTO outcome, readers
+      FROM outbox.cancel(move.id, concat_ws(': ', 'moved to ' || v_new, move.reason)) AS c;
+    IF outcome <> 'cancelled' THEN
+        RETURN;
+    END IF;
+    SELECT q.* INTO STRICT m FROM outbox.message AS q JOIN outbox.deferral AS e USING (id, created_at)
+     WHERE q.id = move.id AND e.id = move.id AND (e.reader = '') IS TRUE;
+    IF m.headers ? 'pillarbox-codec' THEN
+        RAISE EXCEPTION 'outbox.move: the payload is encoded, perhaps together with the id, and the new message has another one'
+            USING ERRCODE = 'feature_not_supported', HINT = 'nothing was changed; cancel the message, and add it in the application';
+    END IF;
+    INSERT INTO outbox.message (id, lane, schema_version, available_at, topic, key, tenant, content_type, headers, payload)
+    VALUES (v_new, outbox.lane_of(m.key, v_new, (ARRAY['realtime', 'default', 'bulk'])[m.lane / 16 + 1]), m.schema_version,
+            move.available_at, m.topic, m.key, m.tenant, m.content_type, m.headers, m.payload);
+    new_id := v_new;
+END
+$body$;
+COMMENT ON FUNCTION outbox.move IS
+    'cancel a scheduled message, and add one with its content and another id for another time, in this transaction; the outcome is that of outbox.cancel, and if that isn''t cancelled, nothing is added';
 
 -- The doorbell: an idle relay holds the lock exclusively, and only then does a writer send a
 -- NOTIFY, whose own lock serializes commits. The writer holds its lock until commit, so that no

@@ -14,7 +14,7 @@ WITH owner (oid) AS (
                                     CROSS JOIN LATERAL (SELECT q.seq FROM outbox.message q WHERE q.lane = l.lane
                                                          ORDER BY q.seq DESC LIMIT 1) AS m)),
            ('outbox.deferral_entry_seq', (SELECT max(e.entry)
-                                            FROM outbox.reader AS r
+                                            FROM (SELECT q.reader FROM outbox.reader AS q UNION ALL SELECT '') AS r
                                            CROSS JOIN generate_series(0, 47) AS l (lane)
                                            CROSS JOIN LATERAL (SELECT q.entry FROM outbox.deferral q WHERE q.reader = r.reader AND q.lane = l.lane
                                                                 ORDER BY q.entry DESC LIMIT 1) AS e))

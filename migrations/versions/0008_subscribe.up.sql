@@ -105,7 +105,8 @@ BEGIN
     IF v_known.reader IS NOT NULL AND v_oldest <> '{}' THEN
         -- Its positions cover these messages, and no claim has read them.
         INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause, key, reader)
-        SELECT DISTINCT ON (m.seq, m.id) m.created_at, clock_timestamp(), m.seq, m.id, m.lane, 'found', m.key, p.reader
+        SELECT DISTINCT ON (m.seq, m.id) m.created_at, greatest(clock_timestamp(), m.available_at), m.seq, m.id, m.lane,
+               CASE WHEN m.available_at > m.created_at THEN 'scheduled' ELSE 'found' END, m.key, p.reader
           FROM unnest(v_oldest) AS t (topic)
           JOIN outbox.message AS m
             ON m.topic COLLATE "C" BETWEEN rtrim(t.topic, '*') AND CASE WHEN right(t.topic, 1) = '*' THEN left(t.topic, -1) || chr(1114111) ELSE t.topic END

@@ -43,7 +43,7 @@ _PANELS: Final = {
     ),
     "The relay": ("relay", "readers"),
     "The consumer": ("consume", "jobs", "cancel"),
-    "Repair": ("trace", "dead-letters", "blocked", "replay", "web"),
+    "Repair": ("trace", "dead-letters", "blocked", "scheduled", "replay", "web"),
 }
 _PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
 _OTHERS: Final = "Other commands"

@@ -17,6 +17,7 @@ from outbox.log.claims import ClaimPlan
 from outbox.log.config import ReadingConfig
 from outbox.log.lanes.batch import (
     BLOCKED,
+    CANCELLED,
     ENDED,
     OVERSIZED,
     SCHEDULED,
@@ -351,6 +352,8 @@ class _Claim:
         claim = WaitingClaim.of(numbers, due, keys, blocked)
         claim = claim.cut(await self._load(claim.messages))
         self._batch.withheld += [(_unread(message), BLOCKED) for message in claim.held]
+        cancelled = [message for message in due if message.is_cancelled]
+        self._batch.withheld += [(_unread(message), CANCELLED) for message in cancelled]
         return claim
 
     async def _find_next_of_keys(self, max_rows: int) -> list[Draining]:

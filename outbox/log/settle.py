@@ -27,7 +27,7 @@ from outbox.postgres.sql_files import load
 WRITES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a settlement inserts."""
 
-ENDS: Final = {"published", "dead_lettered", "ended"}
+ENDS: Final = {"published", "dead_lettered", "ended", "cancelled"}
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 
@@ -107,7 +107,7 @@ async def store_settlement(
             lanes.
     """
     advances, entries = settlement.advances, settlement.entries
-    ended = settlement.of("published", "ended")
+    ended = settlement.of("published", "ended", "cancelled")
     dead_lettered = settlement.of("dead_lettered")
     if not (ended or dead_lettered or entries):
         await _store_positions(connection, reader.name, advances)
@@ -216,9 +216,7 @@ async def _end_runs(
             "reader": reader,
             **_log(rows),
             "attempts": [row.attempts for row in rows],
-            "outcomes": [
-                "published" if it.cause == "published" else None for _, it in ended
-            ],
+            "outcomes": [None if it.cause == "ended" else it.cause for _, it in ended],
         },
         binary=True,
     )

@@ -22,6 +22,8 @@ _LAST_ENTRY: Final = 2**63 - 1
 # take at most a tenth of the time.
 _LEAST_WAIT: Final = 0.02
 _SEARCHING: Final = 0.1
+_HELD: Final = timedelta(seconds=0.1)
+"""After this, a message is looked at again that may be cancelled still."""
 
 
 async def sweep_lanes(
@@ -101,13 +103,18 @@ async def _find_due(
         last = by_lane[lane.number][-1]
         due = [row for row in by_lane[lane.number] if row.is_due]
         for row in due:
-            keys.release(row)
+            if row.is_held:
+                assert row.due_at is not None
+                keys.hold_due(row.due_at)
+                soonest = min(soonest, _HELD)
+            else:
+                keys.release(row)
         if last.due_at is not None and len(due) < len(by_lane[lane.number]):
             upcoming = by_lane[lane.number][len(due)].due_at
             assert upcoming is not None
             soonest = min(soonest, upcoming - last.now)
         searched_at = last.now + soonest
-        some = some or bool(due)
+        some = some or not all(row.is_held for row in due)
         is_cut = len(due) >= batch_size
         up_to = (
             (last.due_at or last.now, last.entry) if is_cut else (last.now, _LAST_ENTRY)

@@ -77,6 +77,7 @@ class State(StrEnum):
     DEAD_LETTERED = "dead_lettered"
     UNROUTED = "unrouted"
     DISCARDED = "discarded"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +452,13 @@ def _why(
     """Say why a message isn't published yet; None if it is settled."""
     due = write_moment(status["available_at"])
     match status["state"]:
-        case State.PUBLISHED | State.HANDLED | State.DEAD_LETTERED | State.DISCARDED:
+        case (
+            State.PUBLISHED
+            | State.HANDLED
+            | State.DEAD_LETTERED
+            | State.DISCARDED
+            | State.CANCELLED
+        ):
             return None
         case State.SCHEDULED:
             return f"scheduled for {due} UTC"

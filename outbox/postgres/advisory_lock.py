@@ -16,6 +16,9 @@ LOCK_CLASS: Final = int.from_bytes(b"pill")
 MAIN: Final = "main"
 """The reader of everything, which the first relay adds."""
 
+CANCELS: Final = range(1024, 2048)
+"""The lock objects of `outbox.cancel_lock()`, in the main reader's class."""
+
 END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
     " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"

@@ -1,5 +1,5 @@
 -- Does:  List sessions that hold or wait for pillarbox's advisory locks, but whose role isn't a member of pillarbox's roles.
--- Takes: class (int4 of the outbox's locks), classes (int4 of all of pillarbox's locks), bells (objects that writers lock in shared mode), roles
+-- Takes: class (int4 of the outbox's locks), classes (int4 of all of pillarbox's locks), bells (objects that writers lock in shared mode, to ring or to cancel), roles
 -- Gives: pid, role, application, client (null: unknown), locks (how many)
 -- Index: none, reads pg_locks
 WITH of_upkeep AS (

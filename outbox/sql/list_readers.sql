@@ -20,7 +20,7 @@ WITH last AS MATERIALIZED (
              FROM outbox.message AS q
             WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
               AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
-              AND (q.tenant IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
+              AND (q.tenant IS NULL AND q.available_at IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
               AND EXISTS (SELECT FROM outbox.subscription AS s
                            WHERE s.reader = p.reader
                              AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
@@ -54,7 +54,7 @@ SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped
                         FROM outbox.message AS q
                        WHERE q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
                          AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
-                         AND (q.tenant IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
+                         AND (q.tenant IS NULL AND q.available_at IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
                          AND EXISTS (SELECT FROM outbox.subscription AS s
                                       WHERE s.reader = p.reader
                                         AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

@@ -14,7 +14,7 @@ SELECT m.id, m.created_at, m.topic, m.key, m.tenant, m.state, m.attempts, m.run,
                FROM outbox.message AS q
               WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
                 AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
-                AND (q.tenant IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
+                AND (q.tenant IS NULL AND q.available_at IS NULL OR NOT outbox.is_logged(p.reader, q.id, q.created_at))
                 AND EXISTS (SELECT FROM outbox.subscription AS s
                              WHERE s.reader = p.reader
                                AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))

@@ -24,6 +24,7 @@ from outbox.web import (
     operations,
     overview,
     partitions,
+    scheduled,
 )
 from outbox.web.events import LoginRefused, RequestFailed
 from outbox.web.frame import Frame, Section, base_of, frame_of
@@ -63,6 +64,8 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         "/jobs/cancel": jobs.cancel,
         "/operations/ask": operations.ask,
         "/operations/stop": operations.stop,
+        "/scheduled/cancel": scheduled.cancel,
+        "/scheduled/move": scheduled.move,
     }
     routes: list[BaseRoute] = [
         Route("/", _home),
@@ -244,6 +247,7 @@ _SECTIONS: Final[tuple[Section, ...]] = (
     overview.SECTION,
     dead_letters.SECTION,
     messages.SECTION,
+    scheduled.SECTION,
     blocked.SECTION,
     jobs.SECTION,
     partitions.SECTION,

@@ -28,8 +28,8 @@ class Viewer:
 
     Attributes:
         name: the name recorded with everything that the viewer does.
-        may_act: whether this viewer may retry and discard dead letters, and cancel
-            jobs.
+        may_act: whether this viewer may retry and discard dead letters, cancel jobs,
+            and cancel or move scheduled messages.
         sees_payloads: whether payloads, headers and stack traces are shown to this
             viewer.
     """

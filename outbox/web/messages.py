@@ -36,7 +36,12 @@ _WINDOWS: Final = {
     "7d": ("the last 7 days", timedelta(days=7)),
 }
 _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
-_SETTLED: Final = (State.PUBLISHED, State.HANDLED, State.DEAD_LETTERED)
+_SETTLED: Final = (
+    State.PUBLISHED,
+    State.HANDLED,
+    State.DEAD_LETTERED,
+    State.CANCELLED,
+)
 _STATES: Final = ("any", "unsettled", *_WAITS, *_SETTLED)
 # As in read_trace: forces index scans for a few rows, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"

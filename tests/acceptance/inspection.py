@@ -77,10 +77,11 @@ class Inspection:
         return int(count)
 
     def unsettled(self) -> int:
-        """Return the number of messages neither published nor dead-lettered."""
+        """Return how many messages are not published, dead-lettered or cancelled."""
         # Doesn't use outbox.unsettled_message, because that trusts the positions.
         return self.count(
-            f"{_STATUS} state NOT IN ('published', 'handled', 'dead_lettered')"
+            f"{_STATUS} state NOT IN"
+            " ('published', 'handled', 'dead_lettered', 'cancelled')"
         )
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:

@@ -7,6 +7,7 @@ from outbox.administration.checks.by_statement import by_statement
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import ROLES
 from outbox.postgres.advisory_lock import (
+    CANCELS,
     LOCK_CLASS,
     Lock,
     LockHolder,
@@ -29,8 +30,8 @@ def check_locks(
                 LOCK_CLASS,
                 *(reader_class(name) for (name,) in connection.execute(readers)),
             ],
-            "bells": [int(Lock.OUTBOX_DOORBELL)],
-            # The application takes doorbells only in shared mode, as any writer does.
+            "bells": [int(Lock.OUTBOX_DOORBELL), *CANCELS],
+            # The application takes these only in shared mode, as any writer does.
             "roles": [role for role in roles if role != here.role("application")],
         },
     )

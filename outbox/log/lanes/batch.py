@@ -50,6 +50,7 @@ class Disposition(NamedTuple):
     Attributes:
         cause: that of its entry in the log; or `published` or `dead_lettered`; or
             `ended`, if the log has an entry for a message that doesn't exist; or
+            `cancelled`; or
             `untouched`, if it is claimed again as if this claim had not been.
         delay: the seconds until it is due; None if it waits only for its key.
         charge: the number of attempts to count.
@@ -68,6 +69,7 @@ class Disposition(NamedTuple):
 
 PUBLISHED: Final = Disposition("published")
 ENDED: Final = Disposition("ended")
+CANCELLED: Final = Disposition("cancelled")
 UNTOUCHED: Final = Disposition("untouched")
 SCHEDULED: Final = Disposition("scheduled")
 BLOCKED: Final = Disposition("blocked")

@@ -38,7 +38,7 @@ FAR_AWAY: Final = datetime.fromisoformat("9999-12-30T00:00:00+00:00")
 LONG_AGO: Final = datetime.fromisoformat("0001-01-03T00:00:00+00:00")
 _LOWEST: Final = -(2**63)
 _LONG_KEY: Final = 64
-_UNKEYED_CAUSES: Final = {"scheduled", "aside", "replayed"}
+_UNKEYED_CAUSES: Final = {"scheduled", "aside", "replayed", "cancelled"}
 _BLOCKING: Final = {"refused", "postponed", "unknown"}
 WAITING: Final = {*_BLOCKING, "scheduled", "blocked", "aside", "open"}
 """The causes with which a settlement makes a message wait."""
@@ -73,6 +73,16 @@ class WaitingMessage(NamedTuple):
     def is_due(self) -> bool:
         """Whether its time has come."""
         return self.due_at is not None and self.due_at <= self.now
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it is only to be ended."""
+        return self.cause == "cancelled"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a transaction is open that may cancel it."""
+        return self.cause == "held"
 
     @property
     def waits_for_time(self) -> bool:
@@ -155,8 +165,9 @@ class WaitingClaim:
         drained = {(it.lane, it.key) for it in keys if it.end is KeyEnd.NOTHING}
         stays = set(blocked) - drained
         messages = [message for draining in keys for message in draining.next]
-        messages += [it for it in due if (it.lane, it.key) not in stays]
-        held = [it for it in due if (it.lane, it.key) in stays]
+        due_now = [it for it in due if not it.is_cancelled]
+        messages += [it for it in due_now if (it.lane, it.key) not in stays]
+        held = [it for it in due_now if (it.lane, it.key) in stays]
         order = {number: index for index, number in enumerate(lanes)}
         messages.sort(key=lambda message: (order[message.lane], message.seq))
         return cls(due, keys, frozenset(drained), messages, held)
@@ -219,6 +230,7 @@ class LaneKeys:
 
     __slots__ = (
         "_found",
+        "_held_at",
         "_moves",
         "_restarted",
         "blocked",
@@ -241,6 +253,8 @@ class LaneKeys:
         self.due_up_to = (LONG_AGO, -1)
         self.since: datetime | None = None
         self.more_is_due = False
+        self._held_at: datetime | None = None
+        """When the first message was due that may be cancelled still."""
         self._moves = 0
         self._restarted: set[str] = set()
         self.reading: tuple[int, int] | None = None
@@ -410,11 +424,21 @@ class LaneKeys:
         """Begin a scan for due messages; pass the returned value to `scanned`."""
         return self._moves
 
+    def hold_due(self, due_at: datetime) -> None:
+        """Record that a scan has found a message that may be cancelled still."""
+        self._held_at = min(self._held_at or due_at, due_at)
+
     def scanned(self, began: int, up_to: tuple[datetime, int], *, is_cut: bool) -> None:
-        """Record how far a scan got, unless something was added in the meantime."""
+        """Record how far a scan got, unless something was added in the meantime.
+
+        At its end, the next one begins again with the messages that it has held.
+        """
         self.more_is_due = is_cut
         if began == self._moves:
             self.due_up_to = max(self.due_up_to, up_to)
+        if self._held_at is not None and not is_cut:
+            self.expect(self._held_at)
+            self._held_at = None
 
     def expect(self, due_at: datetime) -> None:
         """Record that an entry is due at this time, which may have passed."""

@@ -1,8 +1,10 @@
 -- Does:  Find messages that are due now or within a time: scheduled ones, retries and replays.
 -- Takes: reader, lanes, moments and entries (how far the previous search got; same length), since (created_at of the oldest waiting message), within (an interval), max_rows (for each lane)
--- Gives: lane, seq, id, created_at, run, attempts, entry, cause, key, due_at (all null but lane if it has none), now
+-- Gives: lane, seq, id, created_at, run, attempts, entry, cause (of a scheduled message that is due, see outbox.due_cause), key, due_at (all null but lane if it has none), now
 -- Index: deferral_due_idx and deferral_message_idx on each partition from since on
-SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key, due.due_at, now()
+SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry,
+       CASE WHEN due.cause = 'scheduled' AND due.due_at <= now() THEN outbox.due_cause(due.id, due.created_at, due.cause) ELSE due.cause END AS cause,
+       due.key, due.due_at, now()
   FROM unnest(%(lanes)s::smallint[], %(moments)s::timestamptz[], %(entries)s::bigint[]) AS leased (lane, due_at, entry)
   -- Lane by lane, so that waiting rows of other lanes are not read.
   LEFT JOIN LATERAL (

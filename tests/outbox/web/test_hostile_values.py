@@ -28,13 +28,23 @@ VALUES = {
     ("/messages", "key"): TEXTS,
     ("/messages", "window"): TEXTS,
     ("/jobs", "consumer"): TEXTS,
+    ("/scheduled", "key"): TEXTS,
+    ("/scheduled", "topic"): TEXTS,
+    ("/scheduled/cancel", "id"): UUIDS,
+    ("/scheduled/cancel", "why"): TEXTS,
     ("/dead-letters/plan", "until"): MOMENTS,
     ("/jobs/cancel", "job"): [f"billing {id}" for id in UUIDS],
     ("/operations/ask", "expected"): NUMBERS,
     ("/operations/ask", "why"): TEXTS,
     ("/operations/stop", "id"): UUIDS,
 }
-ACTIONS = ("/dead-letters/plan", "/jobs/cancel", "/operations/ask", "/operations/stop")
+ACTIONS = (
+    "/dead-letters/plan",
+    "/jobs/cancel",
+    "/operations/ask",
+    "/operations/stop",
+    "/scheduled/cancel",
+)
 FORM = {"kind": "discard", "why": "a probe", "until": "2026-01-31T14:00Z"}
 
 
