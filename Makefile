@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-COMPILE = $(BIN)/uv pip compile pyproject.toml \
+COMPILE = $(BIN)/uv pip compile \
   --universal --python-version 3.11 --generate-hashes \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
@@ -62,7 +62,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples bare clock fault mutants readme bench wheel images containers matrix servers check format reference screenshots site lock setup clean packages jars
+.PHONY: help demo test examples bare clock fault mutants readme bench wheel dist images containers matrix servers check format reference screenshots site lock setup clean packages jars
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,17 @@ wheel: packages $(READY) ## Try the wheel without the lock file, at the lowest a
 	@test -x $(BIN)/uv || $(PIP) install uv
 	@$(BIN)/python -m tests.install $(ARGS)
 
+dist: packages $(READY) ## Build wheel and sdist into dist, and the SBOM of both with the image's packages
+	@rm -rf dist build/sbom
+	@$(BIN)/python -m build --no-isolation >/dev/null
+	@for name in tool contents; do '$(PYTHON)' -m venv --without-pip build/sbom/$$name; done
+	@$(PIP) --python build/sbom/tool/bin/python install --require-hashes -r .github/sbom.lock
+	@$(PIP) --python build/sbom/contents/bin/python install --require-hashes -r docker/pillarbox/requirements.lock
+	@$(PIP) --python build/sbom/contents/bin/python install --no-deps dist/*.whl
+	@build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file build/sbom.cdx.json build/sbom/contents/bin/python
+	@ls dist/* build/sbom.cdx.json
+
 images: packages ## Build the images of docker/, without a registry if need be
 	@docker/engine docker/build-images
 
@@ -116,12 +127,13 @@ servers: packages $(READY) ## Run suites and faults on old and new servers, as r
 	@test -x $(BIN)/uv || $(PIP) install uv
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-check: packages $(READY) ## Check format, lint, types, imports and packaging
+check: packages $(READY) ## Check format, lint, types, imports, workflows and packaging
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/basedpyright --warnings
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/pytest -q tests/test_packaging.py tests/test_layout.py
 
 format: packages $(READY) ## Format the code and fix what ruff can fix
@@ -137,11 +149,12 @@ screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded
 site: packages $(READY) ## Build the documentation, into build/site (ARGS="-b linkcheck": its links)
 	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees $(ARGS) docs build/site
 
-lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
+lock: packages $(READY) ## Renew requirements.lock, the image's and the SBOM's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv
-	$(COMPILE) --all-extras --group dev --group site $(ARGS) -o requirements.lock
-	$(COMPILE) $(IMAGE_EXTRAS:%=--extra %) --constraint requirements.lock \
+	$(COMPILE) pyproject.toml --all-extras --group dev --group site $(ARGS) -o requirements.lock
+	$(COMPILE) pyproject.toml $(IMAGE_EXTRAS:%=--extra %) --constraint requirements.lock \
 	  -o docker/pillarbox/requirements.lock
+	$(COMPILE) --group sbom --constraint requirements.lock $(ARGS) -o .github/sbom.lock
 
 setup: packages jars $(READY) ## Install everything the other targets need, and nothing else
 

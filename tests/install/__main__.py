@@ -4,6 +4,8 @@
                                        handler, and the imports of each other extra
     python -m tests.install --full     all of them, from `add` to a handler
     python -m tests.install redis nats only these extras
+    python -m tests.install --file dist/pillarbox-1.2.3.tar.gz none
+                                       a wheel or sdist that is built already
 
 Each set is installed at the lowest versions that pyproject.toml allows, and at the
 newest. Prints a table, and exits with 1 if something failed.
@@ -79,7 +81,8 @@ class Environment:
                 *(UV, "pip", "install", "--quiet", "--no-config"),
                 *("--python", self._python),
                 *("--resolution", RESOLUTIONS[resolution]),
-                *("--only-binary", ":all:"),
+                # An sdist of ours is built here; its build requirements are wheels.
+                *("--only-binary", ":all:", "--no-binary", "pillarbox"),
                 *("--requirements", ROOT / "pyproject.toml"),
                 *(f"--extra={extra}" for extra in extras),
                 f"pillarbox{chosen} @ {wheel.as_uri()}",
@@ -216,6 +219,12 @@ def main() -> int:
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(names))
     parser.add_argument("--full", action="store_true", help="see above")
     parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="PATH",
+        help="install this wheel or sdist, instead of building a wheel",
+    )
+    parser.add_argument(
         "--python",
         action="append",
         metavar="PATH",
@@ -233,7 +242,9 @@ def main() -> int:
     results: list[bool] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        wheel = build_wheel(folder / "wheel")
+        wheel = (
+            options.file.resolve() if options.file else build_wheel(folder / "wheel")
+        )
         url = os.environ.get("PILLARBOX_DATABASE_URL") or None
         server = stack.enter_context(postgres_server(url, durable=False))
         print("| Python | extras | versions | seconds | result |")

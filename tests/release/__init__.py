@@ -1,0 +1,1 @@
+"""Checks of a release: `python -m tests.release.changelog v1.2.3`."""
