@@ -16,8 +16,8 @@ from benchmarks import broker_costs
 from benchmarks.brokers import BROKERS
 from benchmarks.conditions import SERVER_SETTINGS, Conditions
 from benchmarks.measure import Answer, table
-from outbox.errors import OutboxError
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 
 QUESTIONS = (
     "relay_to_nothing",

@@ -64,7 +64,7 @@ from importlib import import_module
 import benchmarks.measure
 from benchmarks.__main__ import SERVER_SETTINGS
 from benchmarks.conditions import Conditions
-from outbox.testing.postgres import postgres_server
+from pillarbox.outbox.testing.postgres import postgres_server
 
 question, which = sys.argv[1], int(sys.argv[2])
 module, _, part = question.partition(".")
@@ -103,7 +103,7 @@ from importlib import import_module
 from benchmarks.__main__ import SERVER_SETTINGS
 from benchmarks.conditions import Conditions
 from benchmarks.workload import Workload
-from outbox.testing.postgres import postgres_server
+from pillarbox.outbox.testing.postgres import postgres_server
 
 costs = import_module(f"benchmarks.{sys.argv[1]}").costs
 workload = Workload(payload_bytes=int(sys.argv[2]), messages=int(sys.argv[3]))

@@ -19,12 +19,12 @@ from uuid import UUID
 
 from benchmarks.drain import REPOSITORY
 from benchmarks.null_publisher import ACKED
-from outbox.errors import OutboxError
-from outbox.events import Event
-from outbox.message import Message
-from relay.events import LeaseTaken
-from relay.publisher import Confirmation
-from relay.relay import Relay
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.message import Message
+from pillarbox.relay.events import LeaseTaken
+from pillarbox.relay.publisher import Confirmation
+from pillarbox.relay.relay import Relay
 
 READY = "ready"
 

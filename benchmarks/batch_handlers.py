@@ -17,11 +17,11 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.consuming import BATCHES, CONNECTIONS, NAME, SINGLE, Way, stop_after
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
-from inbox.consumer import Consumer
-from inbox.sources.memory import MemorySource
-from outbox.events import Observer
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 TABLE = "CREATE TABLE effect (id bigserial PRIMARY KEY, payload bytea NOT NULL)"
 EFFECT = text("INSERT INTO effect (payload) VALUES (:payload)")

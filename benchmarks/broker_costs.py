@@ -17,9 +17,9 @@ from benchmarks.drain import NOWHERE, drain, publisher_of
 from benchmarks.fill import fill
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
-from outbox.message import Message
-from relay.config import RelayConfig
-from relay.publisher import Acked
+from pillarbox.outbox.message import Message
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.publisher import Acked
 
 
 def answers(broker: Broker, conditions: Conditions) -> Iterator[Answer]:

@@ -15,8 +15,8 @@ from pika import BlockingConnection, URLParameters
 
 from benchmarks.http_sink import http_sink
 from benchmarks.workload import TOPIC
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.brokers.sqs.connection import SqsSettings
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings
 from tests.servers.kafka import kafka_cluster
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import rabbitmq_server

@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 
 from benchmarks.measure import quantity
-from outbox.administration.migrate import migrate
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.testing.postgres import PostgresServer
 
 PREFIX = "pillarbox_bench"
 

@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from benchmarks.drain import REPOSITORY
 from benchmarks.workload import TOPIC
-from inbox.consumer import Consumer
-from inbox.events import MessageHandled
-from outbox.errors import OutboxError
-from outbox.events import Event
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 NAME = "benchmark"
 CONNECTIONS = 16

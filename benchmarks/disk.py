@@ -21,8 +21,8 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.history import Day, days_of, fill_messages, make_days
 from benchmarks.measure import Answer, quantity
 from benchmarks.stall import value
-from outbox.administration.upkeep import APPLICATION_NAME, maintain
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.upkeep import APPLICATION_NAME, maintain
+from pillarbox.outbox.postgres.sql_files import load
 
 MIB = 1 << 20
 PAYLOAD_BYTES = 300

@@ -14,8 +14,8 @@ from benchmarks.arrivals import arrivals
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Series, Variant, at_most, measure, noise
 from benchmarks.workload import TOPIC, payload
-from outbox.lane import Priority, lane_of
-from outbox.message_id import uuid7
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message_id import uuid7
 
 CLIENTS = 16
 COST = 1.05

@@ -22,12 +22,12 @@ from pathlib import Path
 from benchmarks.fill import unpublished
 from benchmarks.null_publisher import NullPublisher
 from benchmarks.peers.peer import Peer
-from outbox.brokers.plugins import implementation
-from outbox.errors import OutboxError
-from outbox.events import Event, Observer
-from relay.events import BatchSettled
-from relay.publisher import Publisher
-from relay.relay import Relay
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.events import Event, Observer
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publisher import Publisher
+from pillarbox.relay.relay import Relay
 
 REPOSITORY = Path(__file__).parents[1]
 PARTS = 10
@@ -171,7 +171,7 @@ def publisher_of(url: str) -> Publisher:
     """Return the installed publisher for a broker's URL, or one that does nothing."""
     if url == NOWHERE:
         return NullPublisher()
-    publisher: Publisher = implementation("relay.publishers", url)(url)
+    publisher: Publisher = implementation("pillarbox.publishers", url)(url)
     return publisher
 
 

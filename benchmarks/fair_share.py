@@ -12,14 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure, quantity
-from inbox.consumer import Consumer
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.administration.tenants import add_tenant_index
-from outbox.lane import Priority, lanes_of
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import insert_statement
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.administration.tenants import add_tenant_index
+from pillarbox.outbox.lane import Priority, lanes_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 CONNECTIONS = 16
 NAME = "billing"

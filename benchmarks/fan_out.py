@@ -26,9 +26,9 @@ from benchmarks.settling import (
 )
 from benchmarks.stall import value
 from benchmarks.workload import TOPIC, Workload
-from inbox.sources.postgres import PostgresSource
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, drop_reader
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader, drop_reader
 
 CONSUMERS = ("billing", "shipping", "reporting")
 LIMIT = 256

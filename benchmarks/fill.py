@@ -8,9 +8,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from benchmarks.workload import TOPIC, Workload
-from outbox.lane import Priority, lane_of
-from outbox.message_id import uuid7
-from outbox.payload.json_codec import JSON
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.payload.json_codec import JSON
 
 COPY = (
     "COPY outbox.message (id, lane, topic, key, content_type, headers, payload)"

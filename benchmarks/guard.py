@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.workload import TOPIC, payload
-from inbox.idempotent import idempotent
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.idempotent import idempotent
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 Handler: TypeAlias = Callable[[Session, Message], object]
 

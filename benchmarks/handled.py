@@ -24,12 +24,12 @@ from benchmarks.doorbell import answers_of_waits, write
 from benchmarks.drain import REPOSITORY
 from benchmarks.measure import Answer
 from benchmarks.workload import TOPIC
-from inbox.consumer import Consumer
-from inbox.events import MessageHandled
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.events import Event
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 WARM_UP = 20
 MESSAGES_A_SECOND = 20

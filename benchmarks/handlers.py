@@ -22,11 +22,11 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.consuming import CONNECTIONS, NAME, stop_after
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
-from inbox.consumer import Consumer
-from inbox.sources.memory import MemorySource
-from outbox.message import Message
-from outbox.message_id import moment_of
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import moment_of
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 INSERT = b"INSERT INTO effect (payload) VALUES (%s)"
 RECEIPT = text(

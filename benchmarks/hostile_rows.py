@@ -11,7 +11,7 @@ import psycopg
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, at_most
 from benchmarks.others import Waited, watch
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 from tests.fixtures.hostile_rows import (
     ROWS,
     insert_charged,

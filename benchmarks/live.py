@@ -12,17 +12,17 @@ from typing import Any
 
 import psycopg
 
-from outbox.lane import Priority, lanes_of
-from outbox.log.claim import claim_batch
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.lane import Lane
-from outbox.log.process import SETTINGS
-from outbox.log.settle import Settlement, store_settlement
-from outbox.postgres.connection import connect, conninfo
-from outbox.postgres.lease import Lease
-from relay.config import RelayConfig
-from relay.publisher import Acked
-from relay.settle import settle
+from pillarbox.outbox.lane import Priority, lanes_of
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.process import SETTINGS
+from pillarbox.outbox.log.settle import Settlement, store_settlement
+from pillarbox.outbox.postgres.connection import connect, conninfo
+from pillarbox.outbox.postgres.lease import Lease
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.settle import settle
 
 CONFIG = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))

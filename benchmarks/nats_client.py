@@ -20,13 +20,13 @@ from benchmarks.brokers import BROKERS
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
-from inbox.sources.nats import NatsSource
-from outbox.brokers.nats.message import MESSAGE_ID, PREFIX, decode_message
-from outbox.cloudevents.headers import to_headers
-from outbox.message import Message
-from relay.publisher import Acked
-from relay.publishers.nats import NatsPublisher
-from relay.publishers.nats.publisher import read_answer
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.outbox.brokers.nats.message import MESSAGE_ID, PREFIX, decode_message
+from pillarbox.outbox.cloudevents.headers import to_headers
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.nats import NatsPublisher
+from pillarbox.relay.publishers.nats.publisher import read_answer
 
 BATCH = 500
 OURS = "pillarbox"

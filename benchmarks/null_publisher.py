@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from outbox.message import Message
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Acked, Confirmation
 
 ACKED = Acked()
 

@@ -47,20 +47,20 @@ from benchmarks.measure import (
 )
 from benchmarks.null_publisher import NullPublisher
 from benchmarks.workload import TOPIC, Workload
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.blocked_keys import BlockedKeys
-from inbox.consuming.metrics import ConsumerMetrics
-from inbox.events import ConsumerStarted
-from outbox.errors import OutboxError
-from outbox.events import Observer
-from outbox.message import Message
-from outbox.observability.health import Health
-from outbox.observability.logging import LogEvents
-from outbox.observability.opentelemetry import instrument
-from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
-from relay.activity import RelayCounts
-from relay.events import RelayStarted
-from relay.metrics import RelayMetrics
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.blocked_keys import BlockedKeys
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.inbox.events import ConsumerStarted
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.observability.opentelemetry import instrument
+from pillarbox.outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.events import RelayStarted
+from pillarbox.relay.metrics import RelayMetrics
 
 NONE, NO_SDK, SOME, EVERY = "none", "all, no SDK", "all", "all, every trace"
 SHARES = {NO_SDK: 0.01, SOME: 0.01, EVERY: 1.0}

@@ -22,8 +22,8 @@ from benchmarks.live import LiveBatch
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.settling import TICKS, ended_children, parent_of, wait_for_sessions
 from benchmarks.workload import TOPIC, Workload, payload
-from outbox.lane import PRIORITIES, Priority, lane_of
-from outbox.message_id import uuid7
+from pillarbox.outbox.lane import PRIORITIES, Priority, lane_of
+from pillarbox.outbox.message_id import uuid7
 
 SLOW_WRITERS = 20
 SLOW_FOR = 1.0

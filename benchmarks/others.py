@@ -22,12 +22,12 @@ from typing import Self
 import psycopg
 
 from benchmarks.drain import REPOSITORY, peak_mib
-from outbox.errors import OutboxError
-from outbox.events import Event
-from outbox.message import Message
-from relay.events import LeaseTaken
-from relay.publisher import Acked, Confirmation
-from relay.relay import Relay
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.message import Message
+from pillarbox.relay.events import LeaseTaken
+from pillarbox.relay.publisher import Acked, Confirmation
+from pillarbox.relay.relay import Relay
 
 OTHER = "other"
 LAST = "last"

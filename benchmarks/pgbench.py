@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from outbox.errors import ConfigError, OutboxError
-from outbox.testing.cluster import server_directories
+from pillarbox.outbox.errors import ConfigError, OutboxError
+from pillarbox.outbox.testing.cluster import server_directories
 
 TRANSACTION = f"""
 BEGIN;

@@ -16,9 +16,9 @@ from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.peers.peer import PGQUEUER, PROCRASTINATE
 from benchmarks.relay_to_nothing import peer_rate
 from benchmarks.workload import TOPIC, Workload
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.errors import OutboxError
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.errors import OutboxError
 
 TARGETS = {PGQUEUER: 1.5, PROCRASTINATE: 10.0}
 UNSETTLED = "SELECT count(*) FROM outbox.unsettled_message WHERE reader = %s"

@@ -25,12 +25,12 @@ from benchmarks.drain import REPOSITORY
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.way import connected, write
 from benchmarks.workload import TOPIC
-from inbox.consumer import Consumer
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.errors import OutboxError
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 URL_VARIABLE = "BENCHMARK_URL"
 LINES = 4_000

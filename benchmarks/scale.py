@@ -21,7 +21,7 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.history import days_of, fill_messages, fill_receipts, make_days
 from benchmarks.live import LiveBatch
 from benchmarks.measure import Answer, Target, Variant, at_most, measure
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 Run: TypeAlias = Callable[[], float]
 

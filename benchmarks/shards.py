@@ -28,8 +28,8 @@ from benchmarks.whole_way import (
     sessions,
 )
 from benchmarks.workload import TOPIC
-from inbox.consumer import Consumer
-from outbox.message import Message
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.message import Message
 
 SHARDS = (1, 3, 8)
 REPLICAS = 3

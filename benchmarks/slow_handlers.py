@@ -27,13 +27,13 @@ from benchmarks.drain import REPOSITORY
 from benchmarks.handled import PROBES
 from benchmarks.measure import Answer
 from benchmarks.workload import TOPIC
-from inbox.consumer import Consumer
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.lane import Priority, lane_of
-from outbox.message import Message
-from outbox.message_id import uuid7
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 KEYS = 2_000
 MESSAGES_A_SECOND = 200

@@ -14,8 +14,8 @@ import psycopg
 
 from benchmarks.history import days_of, fill_messages, make_days
 from benchmarks.stalled_writers import Writers
-from outbox.administration.upkeep import APPLICATION_NAME, maintain
-from outbox.errors import OutboxError
+from pillarbox.outbox.administration.upkeep import APPLICATION_NAME, maintain
+from pillarbox.outbox.errors import OutboxError
 
 Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]"], None]
 """Drops the expired partitions."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psycopg
 
 from benchmarks import pgbench
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 
 WRITERS = 8
 RATE = 1_000

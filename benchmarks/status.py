@@ -18,10 +18,13 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.history import days_of, fill_messages
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.scale import Size, database
-from outbox.administration.connection import AdministrationConnection, administration
-from outbox.administration.doctor import examine_quickly
-from outbox.administration.readers import add_reader
-from outbox.postgres.advisory_lock import LOCK_CLASS
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    administration,
+)
+from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS
 
 TARGET: Final = 200
 LANES = "SELECT pg_advisory_lock(%s, lane) FROM generate_series(0, 47) AS lane"

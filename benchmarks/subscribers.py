@@ -26,8 +26,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from benchmarks.consuming import CONNECTIONS, NAME
 from benchmarks.handlers import RECEIPT
 from benchmarks.workload import TOPIC
-from outbox.cloudevents.fields import PAYLOAD
-from outbox.message_id import moment_of
+from pillarbox.outbox.cloudevents.fields import PAYLOAD
+from pillarbox.outbox.message_id import moment_of
 
 AT_ONCE: Final = 256
 EFFECT: Final = text("INSERT INTO effect (payload) VALUES (:payload)")

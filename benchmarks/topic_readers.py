@@ -28,12 +28,16 @@ from benchmarks.measure import Answer, at_least, at_most
 from benchmarks.scale import POLICY
 from benchmarks.stall import value
 from benchmarks.status import holding_lanes, reading
-from inbox.sources.postgres.outbox_source import PostgresSource
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.doctor import OF_PROCESSES, examine_quickly, find_quickly
-from outbox.brokers.options import DIRECT
-from outbox.observability.database_measure import RELAY
-from outbox.observability.overview import read_overview
+from pillarbox.inbox.sources.postgres.outbox_source import PostgresSource
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.doctor import (
+    OF_PROCESSES,
+    examine_quickly,
+    find_quickly,
+)
+from pillarbox.outbox.brokers.options import DIRECT
+from pillarbox.outbox.observability.database_measure import RELAY
+from pillarbox.outbox.observability.overview import read_overview
 
 READERS = {
     "orders": "orders.*",

@@ -19,8 +19,8 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.history import days_of, make_days
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.scale import Size, database
-from outbox.administration.connection import administration
-from outbox.observability.message_life import (
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.observability.message_life import (
     Databases,
     Found,
     read_lives_of_key,

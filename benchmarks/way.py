@@ -55,15 +55,15 @@ from benchmarks.measure import (
 from benchmarks.null_publisher import NullPublisher
 from benchmarks.wire import Wire, proxied
 from benchmarks.workload import TOPIC, payload
-from inbox.consumer import Consumer
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.lane import Priority, lane_of
-from outbox.message import Message
-from outbox.message_id import moment_of, uuid7
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from outbox.postgres.connection import sqlalchemy_url
-from relay.relay import Relay
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import moment_of, uuid7
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.relay.relay import Relay
 
 CONSUMER, RELAY, BARE = "consumer", "relay", "bare loop"
 WAYS = (CONSUMER, RELAY, BARE)

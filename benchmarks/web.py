@@ -16,7 +16,7 @@ from playwright.sync_api import Page
 from benchmarks.conditions import Conditions, show
 from benchmarks.history import Day, days_of, fill_messages, fill_receipts
 from benchmarks.measure import Answer, at_most
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 from tests.fixtures.chromium import chromium
 from tests.fixtures.web import served
 

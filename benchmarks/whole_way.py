@@ -44,13 +44,13 @@ from benchmarks.measure import (
 from benchmarks.way import Calls, Mark, Running, Spent
 from benchmarks.wire import Wire, proxied
 from benchmarks.workload import TOPIC, payload
-from inbox.consumer import Consumer
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.lane import Priority, lane_of
-from outbox.message import Message
-from outbox.message_id import uuid7
-from outbox.postgres.connection import sqlalchemy_url
-from relay.relay import Relay
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.relay.relay import Relay
 
 SINGLY, IN_BATCHES, BARE, FASTSTREAM, RELAY = (
     "consumer",

@@ -14,8 +14,8 @@ import pillarbox
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.workload import TOPIC, payload
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 WARM_UP = 100
 PAYLOADS = [payload(number, 300) for number in range(1_000)]

@@ -14,8 +14,8 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Mapper, Session
 from sqlalchemy.orm import registry as orm_registry
 
-from inbox.schema import metadata, receipt_table
-from outbox.errors import ConfigError, shorten
+from pillarbox.inbox.schema import metadata, receipt_table
+from pillarbox.outbox.errors import ConfigError, shorten
 
 T = TypeVar("T")
 
@@ -105,5 +105,5 @@ def _in_flush(session: Session, ask: Callable[[], T]) -> T:
         raise ConfigError(
             "sessions: no engine is bound to the tables of the inbox; give the session "
             "factory a default, as in sessionmaker(engine, binds=…), or bind the "
-            "tables of inbox.schema.metadata, too"
+            "tables of pillarbox.inbox.schema.metadata, too"
         ) from error

@@ -26,25 +26,30 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from typing_extensions import override
 
-from inbox.connection import connection_of
-from inbox.consuming.blocked_keys import BlockedKeys
-from inbox.consuming.dispatch import Dispatcher
-from inbox.consuming.fair_scheduler import FairScheduler
-from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
-from inbox.consuming.limits import ConsumerLimits
-from inbox.consuming.outage import DatabaseOutage
-from inbox.consuming.queues import ORDERS, Order, ServedQueues
-from inbox.consuming.rollout import Rollout
-from inbox.consuming.settlement import DeliverySettlement
-from inbox.dead_letters.retry import HandlerRetrier
-from inbox.dead_letters.write import DeadLetterWriter, Redact
-from inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
-from inbox.handlers.arguments import arguments_of
-from inbox.handlers.attempt import answered
-from inbox.handlers.checks import check_database, make_days, member_id
-from inbox.handlers.registration import Registered, most_connections
-from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
-from inbox.handlers.sessions import (
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.consuming.blocked_keys import BlockedKeys
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
+from pillarbox.inbox.consuming.fetch import Fetcher, fetch_all, stop_all
+from pillarbox.inbox.consuming.limits import ConsumerLimits
+from pillarbox.inbox.consuming.outage import DatabaseOutage
+from pillarbox.inbox.consuming.queues import ORDERS, Order, ServedQueues
+from pillarbox.inbox.consuming.rollout import Rollout
+from pillarbox.inbox.consuming.settlement import DeliverySettlement
+from pillarbox.inbox.dead_letters.retry import HandlerRetrier
+from pillarbox.inbox.dead_letters.write import DeadLetterWriter, Redact
+from pillarbox.inbox.events import ConsumerStarted, ConsumerStopped, HandlersAbandoned
+from pillarbox.inbox.handlers.arguments import arguments_of
+from pillarbox.inbox.handlers.attempt import answered
+from pillarbox.inbox.handlers.checks import check_database, make_days, member_id
+from pillarbox.inbox.handlers.registration import Registered, most_connections
+from pillarbox.inbox.handlers.routes import (
+    DEFAULT_QUEUE,
+    Routes,
+    check_queue,
+    check_topic,
+)
+from pillarbox.inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     database_url,
@@ -52,26 +57,26 @@ from inbox.handlers.sessions import (
     make_executor,
     pool_limit,
 )
-from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Permanent, Terms
-from inbox.handlers.upcasting import Upcaster, Versions
-from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.receipt import check_text
-from inbox.source import Delivery, Source
-from outbox import tracing
-from outbox.errors import ConfigError, check_type, shorten, sqlstate_of
-from outbox.events import Event, Observer, Observers, ProcessMeasured, checked
-from outbox.gather import Process, end
-from outbox.message import Message
-from outbox.observability.health import Outages
-from outbox.observability.logging import logged
-from outbox.observability.presence import INTERVAL, Presence
-from outbox.payload.asyncapi import MessageSchema
-from outbox.payload.payload_codec import PayloadCodec
-from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, Validator
-from outbox.postgres.days import Days
-from outbox.postgres.sql_files import load
-from outbox.retry import RetryPolicy
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.terms import Permanent, Terms
+from pillarbox.inbox.handlers.upcasting import Upcaster, Versions
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE
+from pillarbox.inbox.receipt import check_text
+from pillarbox.inbox.source import Delivery, Source
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import ConfigError, check_type, shorten, sqlstate_of
+from pillarbox.outbox.events import Event, Observer, Observers, ProcessMeasured, checked
+from pillarbox.outbox.gather import Process, end
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.observability.health import Outages
+from pillarbox.outbox.observability.logging import logged
+from pillarbox.outbox.observability.presence import INTERVAL, Presence
+from pillarbox.outbox.payload.asyncapi import MessageSchema
+from pillarbox.outbox.payload.payload_codec import PayloadCodec
+from pillarbox.outbox.payload.schema_registry import REGISTRY, SchemaRegistry, Validator
+from pillarbox.outbox.postgres.days import Days
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.retry import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
 U = TypeVar("U", bound=Upcaster)
@@ -149,7 +154,7 @@ class Consumer(Process):
             unchanged. Without one, encoded messages are handed back, and wait.
         redact: removes confidential parts from reasons and stack traces.
         registry: schemas that payloads must match before a handler is called.
-        observers: called with every event of `inbox.events`, besides the log.
+        observers: called with every event of `pillarbox.inbox.events`, besides the log.
     """
 
     def __init__(

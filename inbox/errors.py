@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from outbox.duration import check_duration, exact_duration, write_duration
-from outbox.errors import OutboxError, one_line
+from pillarbox.outbox.duration import check_duration, exact_duration, write_duration
+from pillarbox.outbox.errors import OutboxError, one_line
 
 
 class InvalidReceiptError(OutboxError, ValueError):

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
-from outbox.events import Event, ProcessFailed, StartDelayed
-from outbox.message import Message
+from pillarbox.outbox.events import Event, ProcessFailed, StartDelayed
+from pillarbox.outbox.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

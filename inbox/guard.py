@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy.orm import Session, scoped_session
 
-from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text, record_receipt
-from inbox.transaction import protected
-from outbox import tracing
-from outbox.errors import NotASessionError, shorten
-from outbox.session import is_async_scoped_session, is_async_session
+from pillarbox.inbox.processing import processing, received
+from pillarbox.inbox.receipt import MessageId, check_text, record_receipt
+from pillarbox.inbox.transaction import protected
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import NotASessionError, shorten
+from pillarbox.outbox.session import is_async_scoped_session, is_async_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

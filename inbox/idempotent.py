@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import DeadLetter
-from inbox.guard import guard_of
-from inbox.handlers.arguments import arguments_of
-from inbox.handlers.signature import IDEMPOTENT, Takes, is_async, refuse_unrun
-from inbox.receipt import MessageId, check_text
-from outbox.errors import CodecError, ConfigError
-from outbox.message import Message
-from outbox.payload.payload_codec import PayloadCodec, decoded, why_unreadable
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.guard import guard_of
+from pillarbox.inbox.handlers.arguments import arguments_of
+from pillarbox.inbox.handlers.signature import IDEMPOTENT, Takes, is_async, refuse_unrun
+from pillarbox.inbox.receipt import MessageId, check_text
+from pillarbox.outbox.errors import CodecError, ConfigError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload.payload_codec import PayloadCodec, decoded, why_unreadable
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -23,13 +23,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.errors import HandlerTimeoutError, IdleTimeoutError
-from inbox.handlers.outcome import Failed
-from inbox.verdict import WAS_IDLE, Lost, judge
-from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, sqlstate_of
-from outbox.session import AnySession
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.errors import HandlerTimeoutError, IdleTimeoutError
+from pillarbox.inbox.handlers.outcome import Failed
+from pillarbox.inbox.verdict import WAS_IDLE, Lost, judge
+from pillarbox.outbox.duration import check_duration, exact_duration
+from pillarbox.outbox.errors import ConfigError, sqlstate_of
+from pillarbox.outbox.session import AnySession
 
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)

@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
-from inbox.handlers.outcome import Later
-from inbox.receipt import ForeignId, MessageId
-from inbox.verdict import judge
-from outbox import tracing
-from outbox.message import FrozenDict, Message
-from outbox.tracing import Processing, Received, Traced, Tracer
+from pillarbox.inbox.handlers.outcome import Later
+from pillarbox.inbox.receipt import ForeignId, MessageId
+from pillarbox.inbox.verdict import judge
+from pillarbox.outbox import tracing
+from pillarbox.outbox.message import FrozenDict, Message
+from pillarbox.outbox.tracing import Processing, Received, Traced, Tracer
 
 T = TypeVar("T")
 

@@ -26,17 +26,21 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from inbox.connection import connection_of
-from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
-from inbox.idle import max_idle_of
-from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import MARKS, Held, hold
-from outbox.array_literal import moment_array, plain_array
-from outbox.errors import ConfigError, NotASessionError, shorten, sqlstate_of
-from outbox.message_id import is_uuid7, moment_of
-from outbox.postgres.sql_files import load
-from outbox.tracing import set_cause
-from outbox.writer import sync_session
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.errors import (
+    InvalidReceiptError,
+    MessageTooNewError,
+    MessageTooOldError,
+)
+from pillarbox.inbox.idle import max_idle_of
+from pillarbox.inbox.schema import foreign_receipt_table, receipt_table
+from pillarbox.inbox.transaction import MARKS, Held, hold
+from pillarbox.outbox.array_literal import moment_array, plain_array
+from pillarbox.outbox.errors import ConfigError, NotASessionError, shorten, sqlstate_of
+from pillarbox.outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.tracing import set_cause
+from pillarbox.outbox.writer import sync_session
 
 # Together they form an index key, which is limited to about 2.7 KB.
 _MAX_NAME_BYTES: Final = 512

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Protocol, Self, TypeVar
 
-from inbox.poison.history import FIRST_DELIVERY, History
-from outbox.lane import Priority
-from outbox.message import Message
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, History
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
 
 E = TypeVar("E", contravariant=True)
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Delivery(Protocol):
         """Whether the message may have been started before; None: attempts count that.
 
         With it, the consumer itself counts starts, for messages that may have been
-        started before by a process that died; see `inbox.poison`.
+        started before by a process that died; see `pillarbox.inbox.poison`.
         """
 
     @property

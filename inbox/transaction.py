@@ -52,18 +52,22 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from inbox.connection import connection_of
-from inbox.errors import (
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.errors import (
     ConnectionLostError,
     HandlerTransactionError,
     TransactionEndedError,
 )
-from inbox.idle import LIMITS_IDLE, max_idle_of
-from inbox.schema import foreign_receipt_table
-from outbox.errors import ConfigError, sqlstate_of
-from outbox.postgres.sql_files import load
-from outbox.session import AnySession, is_async_scoped_session, refuse_autocommit
-from outbox.writer import sync_session
+from pillarbox.inbox.idle import LIMITS_IDLE, max_idle_of
+from pillarbox.inbox.schema import foreign_receipt_table
+from pillarbox.outbox.errors import ConfigError, sqlstate_of
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.session import (
+    AnySession,
+    is_async_scoped_session,
+    refuse_autocommit,
+)
+from pillarbox.outbox.writer import sync_session
 
 Receipt: TypeAlias = tuple[Hashable, str]
 """The id of a message, and the consumer."""

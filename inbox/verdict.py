@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from inbox.errors import (
+from pillarbox.inbox.errors import (
     ConnectionLostError,
     DeadLetter,
     HandlerTimeoutError,
@@ -32,8 +32,8 @@ from inbox.errors import (
     RetryLater,
     TransactionEndedError,
 )
-from inbox.handlers.outcome import Failed, Later, Outage
-from outbox.errors import (
+from pillarbox.inbox.handlers.outcome import Failed, Later, Outage
+from pillarbox.outbox.errors import (
     DatabaseUnavailableError,
     leaves_of,
     one_line,

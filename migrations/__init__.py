@@ -1,1 +1,1 @@
-"""Alembic migrations; `outbox.administration.migrate` runs them."""
+"""Alembic migrations; `pillarbox.outbox.administration.migrate` runs them."""

@@ -18,9 +18,9 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.administration.migrate import LOCK_TIMEOUT
-from outbox.migrations.script import Part, run
-from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
+from pillarbox.outbox.administration.migrate import LOCK_TIMEOUT
+from pillarbox.outbox.migrations.script import Part, run
+from pillarbox.outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _TURNS = 12
 _options = context.config.attributes

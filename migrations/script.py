@@ -8,9 +8,9 @@ from typing import Final
 from alembic import context
 from sqlalchemy import text
 
-from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
-from outbox.migrations.statements import split_statements
-from outbox.postgres.superuser import LIST_LESSER_OWNERS
+from pillarbox.outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
+from pillarbox.outbox.migrations.statements import split_statements
+from pillarbox.outbox.postgres.superuser import LIST_LESSER_OWNERS
 
 _SETTINGS: Final = {
     # Functions must not call other roles' objects, whoever calls them.
@@ -49,7 +49,9 @@ def run(file: str, **values: str) -> None:
     The first words of the file say whose it is: `Administrator part`, or `Owner part`,
     which runs as the owner. If one part is printed, the other is left out.
     """
-    script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
+    script = (
+        files("pillarbox.outbox.migrations").joinpath(file).read_text(encoding="utf-8")
+    )
     part = context.config.attributes.get("part")
     whose = script[3:].partition(" part")[0].lower()
     if part is not None and whose in set(Part) - {part}:

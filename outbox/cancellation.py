@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.connections import (
+from pillarbox.outbox.connections import (
     AsyncConnectionOf,
     SyncConnection,
     is_async,
@@ -22,14 +22,14 @@ from outbox.connections import (
     is_psycopg,
     refuse_raw_autocommit,
 )
-from outbox.errors import ConfigError, InvalidMessageError, shorten
-from outbox.session import (
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError, shorten
+from pillarbox.outbox.session import (
     is_async_scoped_session,
     is_async_session,
     is_instance,
     is_sharded_session,
 )
-from outbox.writer import connection_of, flush_messages, sync_session
+from pillarbox.outbox.writer import connection_of, flush_messages, sync_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from outbox.errors import AutocommitError
-from outbox.message import Message
-from outbox.schema import arrays_of, insert_many, insert_of
-from outbox.session import is_instance
+from pillarbox.outbox.errors import AutocommitError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.schema import arrays_of, insert_many, insert_of
+from pillarbox.outbox.session import is_instance
 
 if TYPE_CHECKING:
     import psycopg

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from outbox.errors import ConfigError, check_type, shorten
+from pillarbox.outbox.errors import ConfigError, check_type, shorten
 
 _UNITS: Final = {
     "s": "seconds",

@@ -1,7 +1,7 @@
 """The exceptions that pillarbox raises.
 
 Each message names the field, the value and the remedy. The failure of a single message
-is a value (`relay.publisher.Nacked`), not an exception.
+is a value (`pillarbox.relay.publisher.Nacked`), not an exception.
 """
 
 import os

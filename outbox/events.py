@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
 from uuid import UUID
 
-from outbox import tracing
-from outbox.errors import ConfigError, one_line, traceback_of
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import ConfigError, one_line, traceback_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

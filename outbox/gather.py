@@ -6,9 +6,9 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
-from outbox.errors import OutboxError, one_line, traceback_of
-from outbox.events import Observer, ProcessFailed
-from outbox.observability.watchdog import reporting_blocks
+from pillarbox.outbox.errors import OutboxError, one_line, traceback_of
+from pillarbox.outbox.events import Observer, ProcessFailed
+from pillarbox.outbox.observability.watchdog import reporting_blocks
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from outbox.errors import ConfigError, one_line, own_frame
+from pillarbox.outbox.errors import ConfigError, one_line, own_frame
 
 
 def import_object(what: str, path: str) -> Any:

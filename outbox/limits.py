@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from outbox.duration import exact_duration, write_duration
-from outbox.errors import ConfigError, InvalidMessageError
-from outbox.lane import Priority
-from outbox.message import Message
-from outbox.message_id import is_uuid7
-from outbox.tracing import CAUSE
+from pillarbox.outbox.duration import exact_duration, write_duration
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import is_uuid7
+from pillarbox.outbox.tracing import CAUSE
 
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
@@ -133,7 +133,7 @@ class Limits:
                 "available_at",
                 moment.isoformat(),
                 f"is more than {exact_duration(self.max_delay)} ahead",
-                "add it later, or allow it, add(…, limits=outbox.limits."
+                "add it later, or allow it, add(…, limits=pillarbox.outbox.limits."
                 f"Limits(max_delay=timedelta(days={days}))), and keep receipts for "
                 "longer than that: without those of the day on which it was created, "
                 "it becomes a dead letter. For inbox.receipt and inbox.job: "

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from typing_extensions import override
 
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority
-from outbox.message_id import uuid7
-from outbox.payload import json_codec as codec
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.payload import json_codec as codec
 
 K = TypeVar("K")
 V = TypeVar("V")

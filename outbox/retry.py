@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type
+from pillarbox.outbox.duration import check_duration, exact_duration
+from pillarbox.outbox.errors import ConfigError, check_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from typing_extensions import override
 
-from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
-from outbox.lane import lane_of
-from outbox.message import Message
-from outbox.session import refuse_autocommit
+from pillarbox.outbox.array_literal import (
+    bytes_array,
+    moment_array,
+    plain_array,
+    text_array,
+)
+from pillarbox.outbox.lane import lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.session import refuse_autocommit
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import (
+from pillarbox.outbox.errors import (
     AutocommitError,
     MissingPartitionError,
     NotMigratedError,

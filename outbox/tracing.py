@@ -3,7 +3,7 @@
 The inbox notes the cause when it records a receipt, and `add` writes it into a header
 of every message of the same transaction.
 
-`outbox.observability.opentelemetry.instrument` sets `tracer`. Code that adds, publishes
+`pillarbox.outbox.observability.opentelemetry.instrument` sets `tracer`. Code that adds, publishes
 or handles a message checks it, and does nothing more if it is None.
 """
 
@@ -16,8 +16,8 @@ from uuid import UUID
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
-    from outbox.events import Event
-    from outbox.message import Message
+    from pillarbox.outbox.events import Event
+    from pillarbox.outbox.message import Message
 
 CAUSE: Final = "causation-id"
 TRACEPARENT: Final = "traceparent"

@@ -22,11 +22,11 @@ from sqlalchemy import event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction
 from typing_extensions import override
 
-from outbox.errors import shorten
-from outbox.events import Event
-from outbox.logs.event_record import log_event
-from outbox.message import Message
-from outbox.session import async_session_of
+from pillarbox.outbox.errors import shorten
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.logs.event_record import log_event
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _UNCOMMITTED: Final = "outbox.messages_uncommitted"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from outbox.errors import ConfigError, PrerequisiteError
+from pillarbox.outbox.errors import ConfigError, PrerequisiteError
 
 _OF_POSTGRESQL: Final = ("postgresql", "postgres")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")

@@ -19,28 +19,33 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm import registry as orm_registry
 
-from outbox import tracing
-from outbox.connections import (
+from pillarbox.outbox import tracing
+from pillarbox.outbox.connections import (
     AsyncConnectionOf,
     SyncConnection,
     insert_on,
     is_connection,
 )
-from outbox.errors import ConfigError, InvalidMessageError, NotASessionError, shorten
-from outbox.limits import Limits, check_reserved
-from outbox.message import Details, Message
-from outbox.payload.payload_codec import PayloadCodec, encoded
-from outbox.payload.schema_registry import REGISTRY, SchemaRegistry
-from outbox.schema import insert_of, message_table, metadata
-from outbox.session import (
+from pillarbox.outbox.errors import (
+    ConfigError,
+    InvalidMessageError,
+    NotASessionError,
+    shorten,
+)
+from pillarbox.outbox.limits import Limits, check_reserved
+from pillarbox.outbox.message import Details, Message
+from pillarbox.outbox.payload.payload_codec import PayloadCodec, encoded
+from pillarbox.outbox.payload.schema_registry import REGISTRY, SchemaRegistry
+from pillarbox.outbox.schema import insert_of, message_table, metadata
+from pillarbox.outbox.session import (
     AnySession,
     is_async_scoped_session,
     is_async_session,
     is_sharded_session,
     refuse_autocommit,
 )
-from outbox.tracing import cause_of, cause_on, caused
-from outbox.unsent import Batch, uncommitted
+from pillarbox.outbox.tracing import cause_of, cause_on, caused
+from pillarbox.outbox.unsent import Batch, uncommitted
 
 _LIMITS: Final = Limits()
 _LATE: Final = "outbox.messages_late"
@@ -118,7 +123,7 @@ def add(
 
     They are published if and only if that transaction commits. `add` does no I/O, so
     there is nothing to await: the rows are inserted by the next flush, at the latest by
-    the commit. With `Session(binds=…)`, bind `outbox.schema.message_table`, too. Like
+    the commit. With `Session(binds=…)`, bind `pillarbox.outbox.schema.message_table`, too. Like
     the session, `add` is not thread-safe. In the transaction of a receipt, the messages
     carry the id of the handled message as `causation-id`. If the process is traced,
     they carry the trace context as `traceparent`.
@@ -323,7 +328,7 @@ def connection_of(session: Session, subject: str = "the messages") -> Connection
     except UnboundExecutionError as error:
         raise ConfigError(
             "the session has no bind for outbox.message; add one: Session(binds={…, "
-            "outbox.schema.message_table: engine}), with the engine of the tables that "
+            "pillarbox.outbox.schema.message_table: engine}), with the engine of the tables that "
             "the same transaction writes"
         ) from error
     refuse_autocommit(connection, subject)

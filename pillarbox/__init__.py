@@ -4,7 +4,7 @@
 
 Each name is imported from its module when it is first used, so `add` doesn't load the
 consumer. The packages `outbox`, `inbox` and `relay` hold everything else, such as the
-contracts of adapters and `inbox.events`.
+contracts of adapters and `pillarbox.inbox.events`.
 
 Raises:
     ImportError: a package of the application hides one of those. All three must be
@@ -19,37 +19,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from inbox.consumer import Consumer
-    from inbox.errors import (
+    from pillarbox.inbox.consumer import Consumer
+    from pillarbox.inbox.errors import (
         DeadLetter,
         HandlerTransactionError,
         RetryLater,
     )
-    from inbox.guard import guard
-    from inbox.idempotent import idempotent, message_id
-    from inbox.jobs.job import AsyncJob, Job
-    from inbox.receipt import record_receipt
-    from inbox.source import Delivery, Source
-    from outbox.cancellation import Cancelled, TooLate, UnknownMessage, cancel
-    from outbox.errors import (
+    from pillarbox.inbox.guard import guard
+    from pillarbox.inbox.idempotent import idempotent, message_id
+    from pillarbox.inbox.jobs.job import AsyncJob, Job
+    from pillarbox.inbox.receipt import record_receipt
+    from pillarbox.inbox.source import Delivery, Source
+    from pillarbox.outbox.cancellation import Cancelled, TooLate, UnknownMessage, cancel
+    from pillarbox.outbox.errors import (
         BrokerUnavailableError,
         ConfigError,
         DatabaseUnavailableError,
         InvalidMessageError,
         OutboxError,
     )
-    from outbox.events import Event
-    from outbox.message import Message
-    from outbox.message_id import uuid7
-    from outbox.payload.jsonable import jsonable
-    from outbox.payload.payload_codec import PayloadCodec
-    from outbox.payload.schema_registry import REGISTRY, SchemaRegistry, event
-    from outbox.retry import RetryPolicy
-    from outbox.unsent import UnsentMessagesWarning
-    from outbox.writer import add, insert_statement
-    from relay.config import RelayConfig
-    from relay.publisher import Acked, Nacked, Publisher
-    from relay.relay import Relay
+    from pillarbox.outbox.events import Event
+    from pillarbox.outbox.message import Message
+    from pillarbox.outbox.message_id import uuid7
+    from pillarbox.outbox.payload.jsonable import jsonable
+    from pillarbox.outbox.payload.payload_codec import PayloadCodec
+    from pillarbox.outbox.payload.schema_registry import REGISTRY, SchemaRegistry, event
+    from pillarbox.outbox.retry import RetryPolicy
+    from pillarbox.outbox.unsent import UnsentMessagesWarning
+    from pillarbox.outbox.writer import add, insert_statement
+    from pillarbox.relay.config import RelayConfig
+    from pillarbox.relay.publisher import Acked, Nacked, Publisher
+    from pillarbox.relay.relay import Relay
 
 __all__ = [
     "REGISTRY",
@@ -93,44 +93,44 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "REGISTRY": "outbox.payload.schema_registry",
-    "Acked": "relay.publisher",
-    "AsyncJob": "inbox.jobs.job",
-    "BrokerUnavailableError": "outbox.errors",
-    "Cancelled": "outbox.cancellation",
-    "ConfigError": "outbox.errors",
-    "Consumer": "inbox.consumer",
-    "DatabaseUnavailableError": "outbox.errors",
-    "DeadLetter": "inbox.errors",
-    "Delivery": "inbox.source",
-    "Event": "outbox.events",
-    "HandlerTransactionError": "inbox.errors",
-    "InvalidMessageError": "outbox.errors",
-    "Job": "inbox.jobs.job",
-    "Message": "outbox.message",
-    "Nacked": "relay.publisher",
-    "OutboxError": "outbox.errors",
-    "PayloadCodec": "outbox.payload.payload_codec",
-    "Publisher": "relay.publisher",
-    "Relay": "relay.relay",
-    "RelayConfig": "relay.config",
-    "RetryLater": "inbox.errors",
-    "RetryPolicy": "outbox.retry",
-    "SchemaRegistry": "outbox.payload.schema_registry",
-    "Source": "inbox.source",
-    "TooLate": "outbox.cancellation",
-    "UnknownMessage": "outbox.cancellation",
-    "UnsentMessagesWarning": "outbox.unsent",
-    "add": "outbox.writer",
-    "cancel": "outbox.cancellation",
-    "event": "outbox.payload.schema_registry",
-    "guard": "inbox.guard",
-    "idempotent": "inbox.idempotent",
-    "insert_statement": "outbox.writer",
-    "jsonable": "outbox.payload.jsonable",
-    "message_id": "inbox.idempotent",
-    "record_receipt": "inbox.receipt",
-    "uuid7": "outbox.message_id",
+    "REGISTRY": "pillarbox.outbox.payload.schema_registry",
+    "Acked": "pillarbox.relay.publisher",
+    "AsyncJob": "pillarbox.inbox.jobs.job",
+    "BrokerUnavailableError": "pillarbox.outbox.errors",
+    "Cancelled": "pillarbox.outbox.cancellation",
+    "ConfigError": "pillarbox.outbox.errors",
+    "Consumer": "pillarbox.inbox.consumer",
+    "DatabaseUnavailableError": "pillarbox.outbox.errors",
+    "DeadLetter": "pillarbox.inbox.errors",
+    "Delivery": "pillarbox.inbox.source",
+    "Event": "pillarbox.outbox.events",
+    "HandlerTransactionError": "pillarbox.inbox.errors",
+    "InvalidMessageError": "pillarbox.outbox.errors",
+    "Job": "pillarbox.inbox.jobs.job",
+    "Message": "pillarbox.outbox.message",
+    "Nacked": "pillarbox.relay.publisher",
+    "OutboxError": "pillarbox.outbox.errors",
+    "PayloadCodec": "pillarbox.outbox.payload.payload_codec",
+    "Publisher": "pillarbox.relay.publisher",
+    "Relay": "pillarbox.relay.relay",
+    "RelayConfig": "pillarbox.relay.config",
+    "RetryLater": "pillarbox.inbox.errors",
+    "RetryPolicy": "pillarbox.outbox.retry",
+    "SchemaRegistry": "pillarbox.outbox.payload.schema_registry",
+    "Source": "pillarbox.inbox.source",
+    "TooLate": "pillarbox.outbox.cancellation",
+    "UnknownMessage": "pillarbox.outbox.cancellation",
+    "UnsentMessagesWarning": "pillarbox.outbox.unsent",
+    "add": "pillarbox.outbox.writer",
+    "cancel": "pillarbox.outbox.cancellation",
+    "event": "pillarbox.outbox.payload.schema_registry",
+    "guard": "pillarbox.inbox.guard",
+    "idempotent": "pillarbox.inbox.idempotent",
+    "insert_statement": "pillarbox.outbox.writer",
+    "jsonable": "pillarbox.outbox.payload.jsonable",
+    "message_id": "pillarbox.inbox.idempotent",
+    "record_receipt": "pillarbox.inbox.receipt",
+    "uuid7": "pillarbox.outbox.message_id",
 }
 
 _PACKAGES: Final = ("outbox", "relay", "inbox")
@@ -161,7 +161,7 @@ def main() -> int:
             "'pillarbox[cli]'\n"
         )
         return _FAILED
-    from outbox.cli.main import main as run
+    from pillarbox.outbox.cli.main import main as run
 
     return run()
 

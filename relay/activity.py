@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
-from outbox.events import Event, ProcessMeasured
-from outbox.observability.latency import Latencies
-from relay.events import (
+from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.observability.latency import Latencies
+from pillarbox.relay.events import (
     BatchPublished,
     LeaseLost,
     LeaseTaken,

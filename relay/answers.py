@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
-from outbox.bounded_dict import BoundedDict
-from outbox.message import Message
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 
 A = TypeVar("A")
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from outbox.errors import BrokerUnavailableError, one_line
-from outbox.events import Event
-from outbox.log.lanes.board import LaneBoard
-from outbox.retry import RECONNECT
-from relay.events import BrokerLost, BrokerRecovered
-from relay.publisher import Checkable, Publisher
+from pillarbox.outbox.errors import BrokerUnavailableError, one_line
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.retry import RECONNECT
+from pillarbox.relay.events import BrokerLost, BrokerRecovered
+from pillarbox.relay.publisher import Checkable, Publisher
 
 _CHECK_TIMEOUT: Final = 10.0
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from outbox.administration.sides import RetryOptions
-from outbox.cli.command import (
+from pillarbox.outbox.administration.sides import RetryOptions
+from pillarbox.outbox.cli.command import (
     Broker,
     Codec,
     Database,
@@ -29,28 +29,28 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import progress, write_line, write_table
-from outbox.cli.start import Wait
-from outbox.cli.supervisor import (
+from pillarbox.outbox.cli.output import progress, write_line, write_table
+from pillarbox.outbox.cli.start import Wait
+from pillarbox.outbox.cli.supervisor import (
     RETRY_INTERVAL,
     RetryInterval,
     Watched,
     Watching,
     schedule_of,
 )
-from outbox.dead_letters.retry import Retrier
-from outbox.events import Observer
-from outbox.observability.database_measure import RELAY
-from outbox.payload.payload_codec import load_codec
-from outbox.postgres.advisory_lock import MAIN
-from outbox.retry import RetryPolicy
-from relay.activity import RelayCounts
-from relay.config import RelayConfig
-from relay.dead_letters.side import SIDE
-from relay.events import RelayStarted
-from relay.relay import Relay
-from relay.renewed_publisher import publisher_of
-from relay.replay import (
+from pillarbox.outbox.dead_letters.retry import Retrier
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.observability.database_measure import RELAY
+from pillarbox.outbox.payload.payload_codec import load_codec
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.dead_letters.side import SIDE
+from pillarbox.relay.events import RelayStarted
+from pillarbox.relay.relay import Relay
+from pillarbox.relay.renewed_publisher import publisher_of
+from pillarbox.relay.replay import (
     ReplayCriteria,
     count_published,
     count_receipts,
@@ -58,7 +58,7 @@ from relay.replay import (
 )
 
 if TYPE_CHECKING:
-    from outbox.observability.prometheus import PrometheusEvents
+    from pillarbox.outbox.observability.prometheus import PrometheusEvents
 
 _DEFAULT: Final = RelayConfig()
 _BATCH: Final = 1000
@@ -178,7 +178,7 @@ def relay(
     counts = RelayCounts()
 
     def metrics(exported: "PrometheusEvents") -> Observer:
-        from relay.metrics import RelayMetrics
+        from pillarbox.relay.metrics import RelayMetrics
 
         return RelayMetrics(exported.registry, exported.topics, counts)
 

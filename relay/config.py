@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from typing_extensions import override
 
-from outbox.log.config import ReadingConfig
-from outbox.retry import RetryPolicy
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.retry import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from outbox.events import Event, ProcessFailed, StartDelayed
-from outbox.log.events import BrokerDiffers as BrokerDiffers
-from outbox.log.events import BrokerMatches as BrokerMatches
-from outbox.log.events import DatabaseLost as DatabaseLost
-from outbox.log.events import DatabaseRecovered as DatabaseRecovered
-from outbox.log.events import LanesFree as LanesFree
-from outbox.log.events import LanesWithheld as LanesWithheld
-from outbox.log.events import LeaseLost as LeaseLost
-from outbox.log.events import LeaseTaken as LeaseTaken
-from outbox.log.events import ReaderDropped as ReaderDropped
+from pillarbox.outbox.events import Event, ProcessFailed, StartDelayed
+from pillarbox.outbox.log.events import BrokerDiffers as BrokerDiffers
+from pillarbox.outbox.log.events import BrokerMatches as BrokerMatches
+from pillarbox.outbox.log.events import DatabaseLost as DatabaseLost
+from pillarbox.outbox.log.events import DatabaseRecovered as DatabaseRecovered
+from pillarbox.outbox.log.events import LanesFree as LanesFree
+from pillarbox.outbox.log.events import LanesWithheld as LanesWithheld
+from pillarbox.outbox.log.events import LeaseLost as LeaseLost
+from pillarbox.outbox.log.events import LeaseTaken as LeaseTaken
+from pillarbox.outbox.log.events import ReaderDropped as ReaderDropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

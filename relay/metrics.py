@@ -4,11 +4,11 @@ import collections
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from outbox.events import Event, ProcessMeasured
-from outbox.observability.latency import LONG, SHORT
-from outbox.observability.prometheus import LatencyHistogram, TopicLabels
-from relay.activity import RelayCounts
-from relay.events import (
+from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.observability.latency import LONG, SHORT
+from pillarbox.outbox.observability.prometheus import LatencyHistogram, TopicLabels
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.events import (
     BatchClaimed,
     BatchPublished,
     BatchSettled,

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
-from outbox.events import Event
-from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
-from outbox.log.lanes.batch import ClaimedMessage
-from outbox.log.settle import move_to_dead_letters
-from outbox.postgres.connection import Link
-from relay.events import MessageDeadLettered
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage
+from pillarbox.outbox.log.settle import move_to_dead_letters
+from pillarbox.outbox.postgres.connection import Link
+from pillarbox.relay.events import MessageDeadLettered
 
 
 class OversizedRows:

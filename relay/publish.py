@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from outbox import tracing
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
-from outbox.events import Event
-from outbox.log.lanes.batch import ClaimedMessage
-from outbox.log.lanes.keys import BatchKeys
-from outbox.logs.printable import count
-from outbox.message import Message
-from relay.adaptive_batch import BatchLimit
-from relay.config import RelayConfig
-from relay.events import BatchPublished
-from relay.publisher import Acked, Confirmation, Nacked, Publisher
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage
+from pillarbox.outbox.log.lanes.keys import BatchKeys
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.message import Message
+from pillarbox.relay.adaptive_batch import BatchLimit
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import BatchPublished
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
 """None: the message wasn't sent, or its outcome is unknown; nothing is recorded."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
-from outbox.message import Message
+from pillarbox.outbox.message import Message
 
 
 @dataclass(frozen=True, slots=True)

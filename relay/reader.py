@@ -11,16 +11,21 @@ from typing import Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import identity_of
-from outbox.errors import ConfigError
-from outbox.events import Event
-from outbox.log.registration import SWITCH, ReaderRecord, Registration, read_record
-from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.connection import Connection
-from outbox.postgres.identity import identify_outbox
-from outbox.postgres.sql_files import load
-from relay.events import ReaderAdded
-from relay.publisher import Appending, Identifiable, Publisher
+from pillarbox.outbox.brokers.options import identity_of
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.registration import (
+    SWITCH,
+    ReaderRecord,
+    Registration,
+    read_record,
+)
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.identity import identify_outbox
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.relay.events import ReaderAdded
+from pillarbox.relay.publisher import Appending, Identifiable, Publisher
 
 ORIGIN: Final = "relay:"
 """The origin of a dead letter is this, followed by the name of the reader."""

@@ -11,27 +11,27 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from outbox import tracing
-from outbox.errors import ConfigError
-from outbox.events import Observer, Observers, ProcessMeasured
-from outbox.gather import Process
-from outbox.log.process import Purpose, ReadingProcess
-from outbox.observability.health import Outages
-from outbox.observability.logging import logged
-from outbox.observability.presence import Presence
-from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.connection import Connection, Link
-from outbox.postgres.sql_files import load
-from outbox.url import scheme_of
-from relay.adaptive_batch import BatchLimit
-from relay.breaker import Breaker, check_broker
-from relay.config import RelayConfig
-from relay.events import RelayStarted, RelayStopped
-from relay.oversized import OversizedRows
-from relay.publisher import Publisher
-from relay.reader import RelayReader
-from relay.renewed_publisher import publisher_of
-from relay.worker import Worker
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.events import Observer, Observers, ProcessMeasured
+from pillarbox.outbox.gather import Process
+from pillarbox.outbox.log.process import Purpose, ReadingProcess
+from pillarbox.outbox.observability.health import Outages
+from pillarbox.outbox.observability.logging import logged
+from pillarbox.outbox.observability.presence import Presence
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.postgres.connection import Connection, Link
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.url import scheme_of
+from pillarbox.relay.adaptive_batch import BatchLimit
+from pillarbox.relay.breaker import Breaker, check_broker
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import RelayStarted, RelayStopped
+from pillarbox.relay.oversized import OversizedRows
+from pillarbox.relay.publisher import Publisher
+from pillarbox.relay.reader import RelayReader
+from pillarbox.relay.renewed_publisher import publisher_of
+from pillarbox.relay.worker import Worker
 
 _GRANT: Final = (
     "GRANT pillarbox_relay TO its role, or pillarbox_reader if the reader is that"

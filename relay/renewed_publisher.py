@@ -5,20 +5,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self, cast
 
-from outbox import tracing
-from outbox.brokers.options import identity_of
-from outbox.brokers.plugins import implementation
-from outbox.errors import BrokerUnavailableError, OutboxError, RefusedError
-from outbox.message import Message
-from outbox.url import FileUrl
-from relay.publisher import Appending, Checkable, Confirmation, InDatabase, Publisher
+from pillarbox.outbox import tracing
+from pillarbox.outbox.brokers.options import identity_of
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import BrokerUnavailableError, OutboxError, RefusedError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import FileUrl
+from pillarbox.relay.publisher import (
+    Appending,
+    Checkable,
+    Confirmation,
+    InDatabase,
+    Publisher,
+)
 
 
 def publisher_of(broker: str) -> Publisher:
     """Create the publisher of a broker's URL; it is renewed if that is in a file."""
     if isinstance(broker, FileUrl):
         return RenewedPublisher(broker, publisher_of)
-    found = implementation("relay.publishers", broker)
+    found = implementation("pillarbox.publishers", broker)
     return cast("Publisher", found(broker))
 
 

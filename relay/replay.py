@@ -10,11 +10,11 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.readers import list_consumers
-from outbox.errors import ConfigError
-from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.readers import list_consumers
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ unique: of two relays that both claimed the messages, one settles.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from outbox.log.lanes.batch import (
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNKNOWN,
@@ -28,13 +28,13 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.keys import BatchKeys
-from outbox.log.lanes.lane import Advance, Extent, Lane
-from outbox.log.progress import Day
-from outbox.log.settle import ENDS, Decided, Settlement, gets_entry
-from outbox.retry import RetryPolicy
-from relay.publish import Answer
-from relay.publisher import Acked, Nacked
+from pillarbox.outbox.log.lanes.keys import BatchKeys
+from pillarbox.outbox.log.lanes.lane import Advance, Extent, Lane
+from pillarbox.outbox.log.progress import Day
+from pillarbox.outbox.log.settle import ENDS, Decided, Settlement, gets_entry
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.publish import Answer
+from pillarbox.relay.publisher import Acked, Nacked
 
 
 def settle(

@@ -7,27 +7,27 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from outbox.events import Event
-from outbox.log.claim import claim_batch
-from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
-from outbox.log.lanes.batch import ClaimedBatch
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.lane import Lane
-from outbox.log.settle import Settlement, store_settlement
-from outbox.postgres.connection import Connection, Link
-from relay.adaptive_batch import BatchLimit
-from relay.breaker import Breaker
-from relay.config import RelayConfig
-from relay.events import (
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from pillarbox.outbox.log.lanes.batch import ClaimedBatch
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.settle import Settlement, store_settlement
+from pillarbox.outbox.postgres.connection import Connection, Link
+from pillarbox.relay.adaptive_batch import BatchLimit
+from pillarbox.relay.breaker import Breaker
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import (
     BatchClaimed,
     BatchSettled,
     MessageDeadLettered,
     MessageRefused,
 )
-from relay.oversized import OversizedRows
-from relay.publish import Answer, publish_batch
-from relay.publisher import Acked, InDatabase, Publisher
-from relay.settle import settle
+from pillarbox.relay.oversized import OversizedRows
+from pillarbox.relay.publish import Answer, publish_batch
+from pillarbox.relay.publisher import Acked, InDatabase, Publisher
+from pillarbox.relay.settle import settle
 
 _Session: TypeAlias = tuple[Link, Connection]
 """Where a batch was claimed, with the lock of its link."""

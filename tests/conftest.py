@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from outbox.testing import cluster
+from pillarbox.outbox.testing import cluster
 from tests.servers.process import use_chosen_postgres
 
 # An example's duration depends on the machine, not on the code.
@@ -42,7 +42,7 @@ use_chosen_postgres()
 _left_out: Final = pytest.StashKey[int]()
 
 pytest_plugins = [
-    "outbox.testing.plugin",
+    "pillarbox.outbox.testing.plugin",
     "tests.fixtures.http",
     "tests.fixtures.proxy",
     "tests.fixtures.kafka",

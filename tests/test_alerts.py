@@ -15,18 +15,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from docs.reference.events import events
 from docs.reference.metrics import registry
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.metrics import ConsumerMetrics
-from inbox.events import MessageHandled
-from outbox.administration.doctor import find_quickly
-from outbox.events import Observers, ProcessMeasured
-from outbox.observability.database_measure import DatabaseMeasured
-from outbox.observability.overview import read_overview
-from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
 from pillarbox import uuid7
-from relay.activity import RelayCounts
-from relay.events import BatchPublished
-from relay.metrics import RelayMetrics
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.outbox.administration.doctor import find_quickly
+from pillarbox.outbox.events import Observers, ProcessMeasured
+from pillarbox.outbox.observability.database_measure import DatabaseMeasured
+from pillarbox.outbox.observability.overview import read_overview
+from pillarbox.outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.events import BatchPublished
+from pillarbox.relay.metrics import RelayMetrics
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "docker" / "prometheus" / "pillarbox.rules.yaml"

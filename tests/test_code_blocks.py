@@ -18,8 +18,8 @@ from sybil import Document, Example
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from outbox.observability import opentelemetry
 from pillarbox import REGISTRY
+from pillarbox.outbox.observability import opentelemetry
 from tests.fixtures.postgres import MigratedData, copied_server
 
 ROOT: Final = Path(__file__).parent.parent

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from inbox.consuming.limits import HELD_BYTES
-from outbox.cli.main import main
-from relay.config import RelayConfig
+from pillarbox.inbox.consuming.limits import HELD_BYTES
+from pillarbox.outbox.cli.main import main
+from pillarbox.relay.config import RelayConfig
 from tests.test_alerts import promtool
 
 MIB = 1024 * 1024

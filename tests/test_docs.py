@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from outbox.cli.main import app
+from pillarbox.outbox.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

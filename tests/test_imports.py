@@ -59,7 +59,9 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 
 
 def test_a_process_that_writes_no_messages_loads_no_sqlalchemy() -> None:
-    assert "sqlalchemy" not in loaded("import relay, relay.cli, outbox.cli.main")
+    assert "sqlalchemy" not in loaded(
+        "import pillarbox.relay, pillarbox.relay.cli, pillarbox.outbox.cli.main"
+    )
 
 
 def test_public_names_are_listed_before_they_are_used() -> None:

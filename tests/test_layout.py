@@ -29,7 +29,7 @@ BROKERS = tuple(
         if page.stem != "index"
     )
 )
-WITHOUT_SOURCE = {"http"}  # `inbox.webhook` receives posted messages
+WITHOUT_SOURCE = {"http"}  # `pillarbox.inbox.webhook` receives posted messages
 TEXTS = {
     *(".css", ".html", ".js", ".json", ".lock", ".md", ".py", ".sql", ".toml"),
     *(".txt", ".yaml", ".yml", "Makefile", "Dockerfile"),

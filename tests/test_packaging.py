@@ -17,8 +17,8 @@ ADD_WITHOUT_GREENLET = """
 import sys
 
 sys.modules["greenlet"] = None
-import pillarbox, inbox.cli, inbox.webhook, outbox, outbox.cli, relay, relay.cli
-from outbox.errors import NotASessionError
+import pillarbox, pillarbox.inbox.cli, pillarbox.inbox.webhook, pillarbox.outbox, pillarbox.outbox.cli, pillarbox.relay, pillarbox.relay.cli
+from pillarbox.outbox.errors import NotASessionError
 from pillarbox import Message, add
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert

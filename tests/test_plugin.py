@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox.testing.databases import databases
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.databases import databases
+from pillarbox.outbox.testing.postgres import PostgresServer
 
 pytest_plugins = ["pytester"]
 
@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 
 import pillarbox
 from pillarbox import Message
-from outbox.events import Event
-from outbox.testing import added
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.testing import added
 
 COUNT = text("SELECT count(*) FROM outbox.message")
 
@@ -117,7 +117,7 @@ def test_fixtures_work_in_another_project_and_keep_their_template(
         kept = (path.stat() for path in (project.path / "pillarbox").glob("2*"))
         return [(found.st_ino, found.st_mtime_ns) for found in kept]
 
-    project.makeconftest('pytest_plugins = ["outbox.testing.plugin"]')
+    project.makeconftest('pytest_plugins = ["pillarbox.outbox.testing.plugin"]')
     project.makepyfile(TESTS)
     plugins = ("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin")
     project.runpytest_subprocess("-q", *plugins, "-n2").assert_outcomes(passed=6)
@@ -156,7 +156,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.testing import added
+from pillarbox.outbox.testing import added
 from pillarbox import Message
 
 

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from redis import Redis
 
-from outbox.errors import ConfigError, DatabaseUnavailableError
-from outbox.testing import cluster
-from outbox.testing.lifetime import free_port, is_running, wait_until
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError
+from pillarbox.outbox.testing import cluster
+from pillarbox.outbox.testing.lifetime import free_port, is_running, wait_until
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.sessions import execute
 from tests.servers.redis import RedisServer, redis_server
 
@@ -22,7 +22,7 @@ import os, signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import psycopg
-from outbox.testing.postgres import postgres_server
+from pillarbox.outbox.testing.postgres import postgres_server
 from tests.servers.redis import redis_server
 
 with postgres_server(durable=False) as postgres, redis_server() as redis:
@@ -146,7 +146,7 @@ def test_a_private_server_leaves_nothing_behind() -> None:
 
 def test_nobody_without_the_password_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGPASSWORD", raising=False)
-    own = "from outbox.testing.cluster import RULES; print(RULES, end='')"
+    own = "from pillarbox.outbox.testing.cluster import RULES; print(RULES, end='')"
     rules = subprocess.check_output([sys.executable, "-c", own], text=True)
     monkeypatch.setattr(cluster, "RULES", rules)
     cluster.initialized.cache_clear()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.workload import Workload
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = REPOSITORY / ".venv-peers"

@@ -10,11 +10,11 @@ from rich.text import Text
 from typer.main import get_command
 
 from docs.reference import api, board, events, metrics, sql
-from outbox.administration.migrate import migrate
-from outbox.brokers.options import BrokerOptions, Option, brokers, declared
-from outbox.cli.command import LOGGING
-from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
-from outbox.testing.postgres import postgres_server
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.brokers.options import BrokerOptions, Option, brokers, declared
+from pillarbox.outbox.cli.command import LOGGING
+from pillarbox.outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
+from pillarbox.outbox.testing.postgres import postgres_server
 
 PAGE: Final = Path(__file__).parent / "commands.md"
 BROKERS_PAGE: Final = Path(__file__).parent / "brokers.md"

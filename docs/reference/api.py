@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 import pillarbox
-from inbox.consumer import HandlerOptions
-from outbox.message import Details
+from pillarbox.inbox.consumer import HandlerOptions
+from pillarbox.outbox.message import Details
 
 PAGE: Final = Path(__file__).parent / "api.md"
 

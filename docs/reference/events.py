@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final, get_type_hints
 
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 PAGE: Final = Path(__file__).parent / "events.md"
 
@@ -18,10 +18,10 @@ _PACKAGES: Final = {
     "relay": "of the relay",
     "outbox.log": "of the relay, about its lanes, its reader and its database",
     "inbox": "of the consumer",
-    "inbox.webhook": "of the webhook endpoint",
-    "outbox.dead_letters": "about dead letters, of relay and consumer",
-    "outbox.observability": "about the database, of the relay that measures it",
-    "outbox.web": "of the page",
+    "pillarbox.inbox.webhook": "of the webhook endpoint",
+    "pillarbox.outbox.dead_letters": "about dead letters, of relay and consumer",
+    "pillarbox.outbox.observability": "about the database, of the relay that measures it",
+    "pillarbox.outbox.web": "of the page",
     "outbox": "of all processes",
 }
 _DEFINITION: Final = re.compile(r"^class \w+\((?:Delivery)?Event\):", re.MULTILINE)

@@ -5,11 +5,11 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Metric
 
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.metrics import ConsumerMetrics
-from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
-from relay.activity import RelayCounts
-from relay.metrics import RelayMetrics
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.metrics import RelayMetrics
 
 PAGE: Final = Path(__file__).parent / "metrics.md"
 

@@ -12,12 +12,12 @@ import psycopg
 import uvicorn
 from playwright.sync_api import Browser, Page
 
-from outbox.administration.migrate import migrate
-from outbox.administration.upkeep import maintain
-from outbox.postgres.connection import conninfo
-from outbox.testing.postgres import postgres_server
-from outbox.web import Settings, TokenLogin, Viewer, web_app
 from pillarbox import Message
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.administration.upkeep import maintain
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.postgres import postgres_server
+from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
 from tests.fixtures.chromium import chromium
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish

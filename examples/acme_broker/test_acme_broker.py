@@ -10,13 +10,13 @@ from typing_extensions import override
 from acme_broker.publisher import MAX_PAYLOAD_BYTES
 from acme_broker.queue import Queue
 from acme_broker.source import AcmeSource
-from inbox.source import Source
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
-from outbox.brokers.plugins import implementation
 from pillarbox import Message
-from relay.publisher import Acked, Publisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.relay.publisher import Acked, Publisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 
 
 class Broker:
@@ -41,7 +41,7 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
     @override
     def publisher(self) -> Publisher:
-        found = implementation("relay.publishers", self.url)
+        found = implementation("pillarbox.publishers", self.url)
         made: Publisher = found(self.url)
         return made
 
@@ -75,7 +75,7 @@ class TestAcmeSource(Broker, SourceSuite):
 
     @override
     async def put(self, *messages: Message) -> None:
-        found = implementation("relay.publishers", self.url)
+        found = implementation("pillarbox.publishers", self.url)
         async with found(self.url) as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 

@@ -4,7 +4,7 @@ uvicorn examples.frameworks.fastapi_app:app
 
 The ids are the sender's own (evt_…), so receipts are stored in `inbox.foreign_receipt`.
 The answer 200 is sent only after the commit. Check the request's signature first, as
-`inbox.webhook.Verifier` does for requests of pillarbox's publisher.
+`pillarbox.inbox.webhook.Verifier` does for requests of pillarbox's publisher.
 """
 
 import os
@@ -20,9 +20,9 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from examples.frameworks.billing import invoice
-from inbox.receipt import ForeignId
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import guard
+from pillarbox.inbox.receipt import ForeignId
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 app = FastAPI()
 engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))

@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from examples.frameworks.shop import is_duplicate
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message, add
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 
 class Base(DeclarativeBase):

@@ -8,8 +8,8 @@ import sys
 
 import psycopg
 
-from outbox.postgres.connection import conninfo
 from pillarbox import Message, add
+from pillarbox.outbox.postgres.connection import conninfo
 
 
 def place(connection: psycopg.Connection, reference: str) -> None:

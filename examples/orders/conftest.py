@@ -7,9 +7,9 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from outbox.testing.databases import Databases
+from pillarbox.outbox.testing.databases import Databases
 
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["pillarbox.outbox.testing.plugin"]
 
 Sessions = async_sessionmaker[AsyncSession]
 

@@ -9,12 +9,12 @@ from httpx2 import ASGITransport, AsyncClient
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.testing.drain import drain
 from orders.app import NewOrder, app, place, transaction
 from orders.billing import bill, consumer
 from orders.database import Invoice
 from orders.events import OrderPlaced
-from outbox.testing import added
+from pillarbox.inbox.testing.drain import drain
+from pillarbox.outbox.testing import added
 
 Sessions = async_sessionmaker[AsyncSession]
 ADA = {"customer": "Ada Lovelace", "amount": "9.50"}

@@ -18,8 +18,8 @@ from typing import Self
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.outbox.errors import ConfigError
 
 _NONCE = 12
 

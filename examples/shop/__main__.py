@@ -5,9 +5,9 @@ import os
 import sys
 
 from examples.shop.brokers import NAMES, broker
-from inbox.demo.command import ORDERS, run
-from inbox.demo.play import PAGE_PORT
-from outbox.cli.command import DATABASE_VARIABLE
+from pillarbox.inbox.demo.command import ORDERS, run
+from pillarbox.inbox.demo.play import PAGE_PORT
+from pillarbox.outbox.cli.command import DATABASE_VARIABLE
 
 
 def main() -> int:

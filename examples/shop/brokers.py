@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from examples.shop.topics import make_topic
-from inbox.demo.orders import TOPIC
-from outbox.brokers.sqs.options import SqsOptions
-from outbox.errors import ConfigError
+from pillarbox.inbox.demo.orders import TOPIC
+from pillarbox.outbox.brokers.sqs.options import SqsOptions
+from pillarbox.outbox.errors import ConfigError
 
 NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns")
 

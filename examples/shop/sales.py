@@ -13,12 +13,12 @@ from typing import Final
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from inbox.demo import tally
-from inbox.demo.model import Base, Handled, Order
-from inbox.demo.orders import Shop
-from outbox.cli.command import DATABASE_VARIABLE, url_of
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import uuid7
+from pillarbox.inbox.demo import tally
+from pillarbox.inbox.demo.model import Base, Handled, Order
+from pillarbox.inbox.demo.orders import Shop
+from pillarbox.outbox.cli.command import DATABASE_VARIABLE, url_of
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 _TICK: Final = 0.5
 

@@ -8,13 +8,13 @@ import asyncio
 import time
 from typing import Any
 
-from inbox.demo.orders import CONSUMERS, TOPIC
-from outbox.cli.command import BROKER_VARIABLE, url_of
+from pillarbox.inbox.demo.orders import CONSUMERS, TOPIC
+from pillarbox.outbox.cli.command import BROKER_VARIABLE, url_of
 
 
 async def make_topic(url: str) -> None:
     """Create the SNS topic, and for each consumer a queue that is subscribed to it."""
-    from outbox.brokers.sqs.connection import SqsSettings
+    from pillarbox.outbox.brokers.sqs.connection import SqsSettings
 
     settings = SqsSettings.from_url(url)
     name = TOPIC.replace(".", "-")

@@ -7,11 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-from inbox.consuming.load import load_consumer
-from outbox.cli.command import FAILED, command, new_app
-from outbox.cli.output import write_line
-from outbox.errors import ConfigError, one_line
-from outbox.payload.asyncapi import compare, document
+from pillarbox.inbox.consuming.load import load_consumer
+from pillarbox.outbox.cli.command import FAILED, command, new_app
+from pillarbox.outbox.cli.output import write_line
+from pillarbox.outbox.errors import ConfigError, one_line
+from pillarbox.outbox.payload.asyncapi import compare, document
 
 INCOMPATIBLE: Final = 1
 """The exit status with `--against` when there is an incompatible change."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from inbox.consuming.activity import ConsumerCounts
-from inbox.events import ConsumerStarted, MessageDeadLettered
-from outbox.cli.command import CHILD_VARIABLE, command, new_app
-from outbox.cli.processes import Processes
-from outbox.cli.start import Wait
-from outbox.cli.supervisor import (
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.events import ConsumerStarted, MessageDeadLettered
+from pillarbox.outbox.cli.command import CHILD_VARIABLE, command, new_app
+from pillarbox.outbox.cli.processes import Processes
+from pillarbox.outbox.cli.start import Wait
+from pillarbox.outbox.cli.supervisor import (
     RETRY_INTERVAL,
     RetryInterval,
     Watched,
@@ -22,12 +22,12 @@ from outbox.cli.supervisor import (
     run_coroutine,
     schedule_of,
 )
-from outbox.errors import ConfigError
-from outbox.events import Event, Observer
-from outbox.observability.database_measure import CONSUMER
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.events import Event, Observer
+from pillarbox.outbox.observability.database_measure import CONSUMER
 
 if TYPE_CHECKING:
-    from outbox.observability.prometheus import PrometheusEvents
+    from pillarbox.outbox.observability.prometheus import PrometheusEvents
 
 GAVE_UP: Final = 1
 """The exit status with `--once` when a message was dead-lettered."""
@@ -91,7 +91,7 @@ def consume(
         several = Processes(processes, watching.listen, exported, restarts=not once)
         return run_coroutine(several.run())
     # SQLAlchemy would take up half of the memory of the parent, which doesn't use it.
-    from inbox.consuming.load import load_consumer, queues_of
+    from pillarbox.inbox.consuming.load import load_consumer, queues_of
 
     queues = queues_of(queue or ())
     found = load_consumer(consumer)
@@ -101,7 +101,7 @@ def consume(
     dead_lettered = False
 
     def metrics(exported: "PrometheusEvents") -> Observer:
-        from inbox.consuming.metrics import ConsumerMetrics
+        from pillarbox.inbox.consuming.metrics import ConsumerMetrics
 
         return ConsumerMetrics(exported.registry, exported.topics, counts)
 

@@ -5,16 +5,16 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from inbox.jobs.control import (
+from pillarbox.inbox.jobs.control import (
     cancel_job,
     consumer_of_job,
     find_jobs,
     job_message_id,
     read_jobs,
 )
-from inbox.jobs.store import OPEN, JobState
-from outbox.administration.sides import JobRow
-from outbox.cli.command import (
+from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.outbox.administration.sides import JobRow
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     Limit,
@@ -23,7 +23,7 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import warn, write_json, write_line, write_table
+from pillarbox.outbox.cli.output import warn, write_json, write_line, write_table
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 _RIGHTS = "grant the role pillarbox_consumer to its user"

@@ -1,4 +1,4 @@
 """The path of a delivery to its handler and back: `fetch`, `dispatch`, `settlement`.
 
-`inbox.consumer` connects these parts; read it first.
+`pillarbox.inbox.consumer` connects these parts; read it first.
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from inbox.events import (
+from pillarbox.inbox.events import (
     ConsumerActive,
     DuplicateSkipped,
     HandlerFailed,
@@ -14,9 +14,9 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import Event, ProcessMeasured
-from outbox.message_id import seconds_since_epoch
-from outbox.observability.latency import Latencies
+from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.message_id import seconds_since_epoch
+from pillarbox.outbox.observability.latency import Latencies
 
 COUNTED: Final[Mapping[type[Event], tuple[str, ...]]] = {
     MessageHandled: ("handled",),

@@ -16,8 +16,8 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import Final, Generic, Protocol, TypeVar
 
-from outbox.lane import Lines, Priority
-from outbox.message import Message
+from pillarbox.outbox.lane import Lines, Priority
+from pillarbox.outbox.message import Message
 
 READ_AHEAD: Final = 10_000
 """How many messages a source holds before it stops reading ahead."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from inbox.events import (
+from pillarbox.inbox.events import (
     ConsumerStopped,
     DeliveryEvent,
     HandlerFailed,
@@ -18,7 +18,7 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 _MOST_OVERDUE: Final = timedelta(minutes=5)
 

@@ -15,12 +15,12 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
 
-from inbox.consuming.fair_scheduler import FairScheduler
-from inbox.consuming.limits import HELD_BYTES
-from inbox.source import Delivery
-from outbox.gather import end
-from outbox.lane import PRIORITIES, Priority
-from outbox.message import Message
+from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
+from pillarbox.inbox.consuming.limits import HELD_BYTES
+from pillarbox.inbox.source import Delivery
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.lane import PRIORITIES, Priority
+from pillarbox.outbox.message import Message
 
 Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
 

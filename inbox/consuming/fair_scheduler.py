@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from outbox.lane import PRIORITIES, Lines, Priority
+from pillarbox.outbox.lane import PRIORITIES, Lines, Priority
 
 Tenant: TypeAlias = str | None
 _Line: TypeAlias = deque[asyncio.Future[None]]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from inbox.consuming.dispatch import Dispatcher
-from inbox.events import (
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.events import (
     DeliveriesReceived,
     DeliveryLanesFree,
     DeliveryLanesWithheld,
@@ -23,12 +23,12 @@ from inbox.events import (
     StandbyEnded,
     StandingBy,
 )
-from inbox.source import Delivery, Source
-from outbox.errors import BrokerUnavailableError
-from outbox.events import Observers
-from outbox.gather import end
-from outbox.postgres.advisory_lock import END_FOREIGN
-from outbox.retry import RECONNECT
+from pillarbox.inbox.source import Delivery, Source
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.events import Observers
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.postgres.advisory_lock import END_FOREIGN
+from pillarbox.outbox.retry import RECONNECT
 
 _MEMBER: Final = re.compile(r"db-[0-9a-f]{8}(?![0-9a-f])")
 

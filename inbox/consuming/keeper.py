@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from inbox.consuming.backlog import Backlog
-from inbox.consuming.outcomes import Outcomes
-from inbox.source import Arrived
-from outbox.errors import BrokerUnavailableError
+from pillarbox.inbox.consuming.backlog import Backlog
+from pillarbox.inbox.consuming.outcomes import Outcomes
+from pillarbox.inbox.source import Arrived
+from pillarbox.outbox.errors import BrokerUnavailableError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from inbox.idle import check_max_idle
-from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type
+from pillarbox.inbox.idle import check_max_idle
+from pillarbox.outbox.duration import check_duration, exact_duration
+from pillarbox.outbox.errors import ConfigError, check_type
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """The payloads that a queue holds before it stops fetching: as much as thousands of

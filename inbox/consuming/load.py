@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from inbox.consumer import Consumer
-from outbox.errors import ConfigError, one_line
-from outbox.import_path import import_object, where
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.outbox.errors import ConfigError, one_line
+from pillarbox.outbox.import_path import import_object, where
 
 
 def queues_of(options: Sequence[str]) -> dict[str, int]:

@@ -6,16 +6,20 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from inbox.consuming.activity import COUNTED, ConsumerCounts
-from inbox.events import (
+from pillarbox.inbox.consuming.activity import COUNTED, ConsumerCounts
+from pillarbox.inbox.events import (
     ConsumerStarted,
     ConsumerStopped,
     DeliveryEvent,
     MessageHandled,
 )
-from outbox.events import Event, ProcessMeasured
-from outbox.observability.latency import LONG, Latencies
-from outbox.observability.prometheus import OTHER, LatencyHistogram, TopicLabels
+from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.observability.latency import LONG, Latencies
+from pillarbox.outbox.observability.prometheus import (
+    OTHER,
+    LatencyHistogram,
+    TopicLabels,
+)
 
 
 class _OfTopic(NamedTuple):

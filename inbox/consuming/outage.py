@@ -6,14 +6,14 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from inbox.consuming.dispatch import Dispatcher
-from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
-from inbox.handlers.checks import check_writable
-from inbox.handlers.executor import Executor
-from outbox.errors import one_line
-from outbox.events import Observers
-from outbox.postgres.remedy import remedy_of
-from outbox.retry import RECONNECT
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
+from pillarbox.inbox.handlers.checks import check_writable
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import Observers
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.retry import RECONNECT
 
 _REPORT_AGAIN: Final = 20.0
 """Seconds after which a continuing outage is reported again."""

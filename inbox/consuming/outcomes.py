@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from outbox.errors import BrokerUnavailableError
-from outbox.gather import end
-from outbox.retry import RECONNECT
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.retry import RECONNECT
 
 T = TypeVar("T")
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import DEFAULT_QUEUE, Routes
-from inbox.source import Source
-from outbox.brokers.options import identity_of
-from outbox.brokers.plugins import implementation
-from outbox.errors import ConfigError, check_type, shorten
-from outbox.message import FrozenDict
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import DEFAULT_QUEUE, Routes
+from pillarbox.inbox.source import Source
+from pillarbox.outbox.brokers.options import identity_of
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import ConfigError, check_type, shorten
+from pillarbox.outbox.message import FrozenDict
 
 Order: TypeAlias = Literal["key", "none"]
 ORDERS: Final = ("key", "none")
@@ -84,7 +84,7 @@ class ServedQueues:
             ConfigError: the queue has no source, or it can't be created.
         """
         if isinstance(self._source, str):
-            found = implementation("inbox.sources", self._source)
+            found = implementation("pillarbox.sources", self._source)
             made: Source = found(
                 self._source,
                 consumer=group_of(self._consumer, queue),

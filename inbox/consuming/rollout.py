@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from typing import Final
 
-from inbox.handlers.routes import overlap
-from outbox.bounded_dict import BoundedDict
-from outbox.errors import shorten
+from pillarbox.inbox.handlers.routes import overlap
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.errors import shorten
 
 _SHORTEST: Final = 1.0
 _LONGEST: Final = 60.0

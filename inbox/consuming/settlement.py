@@ -1,14 +1,14 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
     handled now or before ──▶ ack
-    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `inbox.verdict`)
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `pillarbox.inbox.verdict`)
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
     encoded, and the consumer has no codec ──▶ handed back, and never given up
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
-    started too often before (see `inbox.poison`) ──▶ dead letter, with the last error
+    started too often before (see `pillarbox.inbox.poison`) ──▶ dead letter, with the last error
 
 Meanwhile later messages of the key wait; all others proceed.
 
@@ -29,17 +29,17 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from inbox.consuming.dispatch import Dispatcher
-from inbox.consuming.outage import DatabaseOutage
-from inbox.consuming.rollout import Rollout
-from inbox.dead_letters.write import (
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.consuming.outage import DatabaseOutage
+from pillarbox.inbox.consuming.rollout import Rollout
+from pillarbox.inbox.dead_letters.write import (
     DeadLetterWriter,
     Failure,
     Stacktraces,
     StoredFailure,
 )
-from inbox.errors import InvalidReceiptError
-from inbox.events import (
+from pillarbox.inbox.errors import InvalidReceiptError
+from pillarbox.inbox.events import (
     CodecMissing,
     DeadLetterRepeated,
     DeliveryEvent,
@@ -53,9 +53,9 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.handlers.batch import Batches
-from inbox.handlers.executor import Executor
-from inbox.handlers.outcome import (
+from pillarbox.inbox.handlers.batch import Batches
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.outcome import (
     Again,
     Cancelled,
     Dead,
@@ -68,26 +68,26 @@ from inbox.handlers.outcome import (
     Spent,
     Stopped,
 )
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import Routes
-from inbox.handlers.signature import Takes
-from inbox.handlers.upcasting import Versions
-from inbox.jobs.runner import JobRunner
-from inbox.poison.policy import PoisonPolicy, Start, StartCounter
-from inbox.poison.store import find_last_error
-from inbox.receipt import has_receipt
-from inbox.source import Delivery
-from inbox.verdict import Fatal, Lost, Unclear, connection_broke, judge
-from outbox.errors import (
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import Routes
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.upcasting import Versions
+from pillarbox.inbox.jobs.runner import JobRunner
+from pillarbox.inbox.poison.policy import PoisonPolicy, Start, StartCounter
+from pillarbox.inbox.poison.store import find_last_error
+from pillarbox.inbox.receipt import has_receipt
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.verdict import Fatal, Lost, Unclear, connection_broke, judge
+from pillarbox.outbox.errors import (
     BrokerUnavailableError,
     InvalidMessageError,
     OutboxError,
     shorten,
     sqlstate_of,
 )
-from outbox.events import Observers
-from outbox.limits import check_received
-from outbox.retry import RetryPolicy
+from pillarbox.outbox.events import Observers
+from pillarbox.outbox.limits import check_received
+from pillarbox.outbox.retry import RetryPolicy
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
 from typing_extensions import override
 
-from inbox.connection import connection_of
-from inbox.handlers.attempt import Attempt
-from outbox.dead_letters.retry import Candidate
-from outbox.dead_letters.statement import Statement, statement
-from outbox.message import Message
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.handlers.attempt import Attempt
+from pillarbox.outbox.dead_letters.retry import Candidate
+from pillarbox.outbox.dead_letters.statement import Statement, statement
+from pillarbox.outbox.message import Message
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -20,18 +20,18 @@ from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.dead_letters.locks import (
+from pillarbox.inbox.dead_letters.locks import (
     LockedAttempt,
     TakenError,
     run_statement,
 )
-from inbox.dead_letters.write import (
+from pillarbox.inbox.dead_letters.write import (
     DeadLetterWriter,
     StoredFailure,
 )
-from inbox.errors import TransactionEndedError
-from inbox.events import FinishedJobFailed, MessageCancelled
-from inbox.handlers.outcome import (
+from pillarbox.inbox.errors import TransactionEndedError
+from pillarbox.inbox.events import FinishedJobFailed, MessageCancelled
+from pillarbox.inbox.handlers.outcome import (
     Cancelled,
     Handled,
     JobOutcome,
@@ -40,21 +40,26 @@ from inbox.handlers.outcome import (
     Spent,
     Stopped,
 )
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import Routes
-from inbox.handlers.sessions import Sessions, make_executor
-from inbox.handlers.signature import Takes
-from inbox.handlers.terms import call_alone
-from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs.runner import Attempts, JobRunner
-from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
-from inbox.verdict import judge
-from outbox.cloudevents.raw_text import storable_reason
-from outbox.dead_letters.letter import Letter, Status
-from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
-from outbox.dead_letters.schedule import RetrySchedule
-from outbox.dead_letters.statement import Statement
-from outbox.errors import (
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import Routes
+from pillarbox.inbox.handlers.sessions import Sessions, make_executor
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.terms import call_alone
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE
+from pillarbox.inbox.jobs.runner import Attempts, JobRunner
+from pillarbox.inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
+from pillarbox.inbox.verdict import judge
+from pillarbox.outbox.cloudevents.raw_text import storable_reason
+from pillarbox.outbox.dead_letters.letter import Letter, Status
+from pillarbox.outbox.dead_letters.retry import (
+    Candidate,
+    Failure,
+    Outcome,
+    outcome_event,
+)
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule
+from pillarbox.outbox.dead_letters.statement import Statement
+from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     InvalidMessageError,
@@ -62,9 +67,9 @@ from outbox.errors import (
     one_line,
     shorten,
 )
-from outbox.events import Event
-from outbox.message import Message
-from outbox.retry import RetryPolicy
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.retry import RetryPolicy
 
 T = TypeVar("T")
 

@@ -6,17 +6,17 @@ from uuid import UUID
 
 import psycopg
 
-from inbox.consuming.load import load_consumer
-from inbox.jobs.control import cancel_job, read_jobs
-from inbox.jobs.store import OPEN, JobState
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import Jobs, RetryOptions, Side
-from outbox.dead_letters.retry import Retrier
-from outbox.errors import ConfigError
-from outbox.events import Observer
-from outbox.logs.printable import for_shell
-from outbox.message_id import is_uuid7, moment_of
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.consuming.load import load_consumer
+from pillarbox.inbox.jobs.control import cancel_job, read_jobs
+from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.sides import Jobs, RetryOptions, Side
+from pillarbox.outbox.dead_letters.retry import Retrier
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.logs.printable import for_shell
+from pillarbox.outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.postgres.sql_files import load
 
 
 def record_discard(

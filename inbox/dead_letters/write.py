@@ -15,20 +15,24 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
-from inbox.handlers.executor import Executor
-from inbox.handlers.terms import call_alone
-from inbox.idle import limit_idle_now
-from outbox.bounded_dict import BoundedDict
-from outbox.cloudevents.raw_text import storable
-from outbox.dead_letters.letter import MAX_SHORT, SHORTENED
-from outbox.errors import one_line, traceback_of
-from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
-from outbox.message import Message
-from outbox.payload import json_codec as codec
-from outbox.payload.payload_codec import CODEC_HEADER
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.errors import (
+    DeadLetter,
+    InvalidReceiptError,
+    TransactionEndedError,
+)
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.terms import call_alone
+from pillarbox.inbox.idle import limit_idle_now
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.cloudevents.raw_text import storable
+from pillarbox.outbox.dead_letters.letter import MAX_SHORT, SHORTENED
+from pillarbox.outbox.errors import one_line, traceback_of
+from pillarbox.outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload import json_codec as codec
+from pillarbox.outbox.payload.payload_codec import CODEC_HEADER
+from pillarbox.outbox.postgres.sql_files import load
 
 Redact: TypeAlias = Callable[[str], str]
 """Returns a reason or a stack trace without its confidential parts."""

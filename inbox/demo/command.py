@@ -5,11 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from inbox.demo.play import say, show
-from outbox.cli.command import FAILED, command, new_app
-from outbox.cli.main import INTERRUPTED
-from outbox.errors import OutboxError
-from outbox.testing.postgres import postgres_server
+from pillarbox.inbox.demo.play import say, show
+from pillarbox.outbox.cli.command import FAILED, command, new_app
+from pillarbox.outbox.cli.main import INTERRUPTED
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.testing.postgres import postgres_server
 
 ORDERS: Final = 3000
 

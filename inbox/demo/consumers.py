@@ -1,4 +1,4 @@
-"""Billing and shipping: `pillarbox consume inbox.demo.consumers:billing`."""
+"""Billing and shipping: `pillarbox consume pillarbox.inbox.demo.consumers:billing`."""
 
 from datetime import timedelta
 from typing import Final
@@ -7,12 +7,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.demo.model import Handled, Outage
-from inbox.demo.orders import TOPIC, is_ours
-from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer, Message
+from pillarbox.inbox.demo.model import Handled, Outage
+from pillarbox.inbox.demo.orders import TOPIC, is_ours
+from pillarbox.outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.retry import RetryPolicy
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 _broker = url_of(None, "broker", BROKER_VARIABLE)

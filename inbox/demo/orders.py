@@ -11,8 +11,8 @@ from typing import Final
 from sqlalchemy.orm import Session, sessionmaker
 
 import pillarbox
-from inbox.demo.model import Order
 from pillarbox import Message
+from pillarbox.inbox.demo.model import Order
 
 # One topic for everything that happens to a customer's orders: most brokers have one
 # queue per topic, and keep no order between topics.

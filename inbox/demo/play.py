@@ -10,17 +10,17 @@ from typing import Final, TypeAlias
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.demo import tally
-from inbox.demo.model import Base, Outage
-from inbox.demo.orders import CONSUMERS, TENANT_VARIABLE, Shop
-from outbox.administration.migrate import migrate
-from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE
-from outbox.dev.extensions import find_extensions
-from outbox.dev.parts import Part, Parts
-from outbox.errors import OutboxError
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.url import without_password
 from pillarbox import uuid7
+from pillarbox.inbox.demo import tally
+from pillarbox.inbox.demo.model import Base, Outage
+from pillarbox.inbox.demo.orders import CONSUMERS, TENANT_VARIABLE, Shop
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE
+from pillarbox.outbox.dev.extensions import find_extensions
+from pillarbox.outbox.dev.parts import Part, Parts
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.url import without_password
 
 PAGE_PORT: Final = 8380
 
@@ -30,7 +30,7 @@ _REFUSED: Final = 5
 _BEFORE_KILL: Final = 5
 _RELAY: Final = ("relay", "--lease", "3s")
 _INFO: Final = ("--log-level", "info")  # whatever the environment says
-_BILLING: Final = "inbox.demo.consumers:billing"
+_BILLING: Final = "pillarbox.inbox.demo.consumers:billing"
 _TICK: Final = 0.5
 _START_SECONDS: Final = 60.0
 _LAST_LINES: Final = 15
@@ -291,4 +291,4 @@ class _Play:
 
 
 def _consume(name: str) -> tuple[str, ...]:
-    return "consume", f"inbox.demo.consumers:{name}"
+    return "consume", f"pillarbox.inbox.demo.consumers:{name}"

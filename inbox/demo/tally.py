@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine, text
 from typing_extensions import override
 
-from inbox.demo.model import Base
+from pillarbox.inbox.demo.model import Base
 
 _PROGRESS = text("""
     SELECT (SELECT count(*) FROM orders) AS committed,

@@ -25,23 +25,23 @@ try:
     from faststream.response.publish_type import PublishType
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"inbox.frameworks.faststream: {error}; pip install 'pillarbox[faststream]'",
+        f"pillarbox.inbox.frameworks.faststream: {error}; pip install 'pillarbox[faststream]'",
         name=error.name,
     ) from error
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
-from inbox.errors import InvalidReceiptError
-from inbox.guard import record_receipt_async
-from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle, limiting
-from inbox.processing import processing, received
-from inbox.receipt import MessageId, check_text
-from inbox.transaction import protected
-from outbox import tracing
-from outbox.cloudevents.fields import PAYLOAD, from_fields
-from outbox.cloudevents.headers import to_headers
-from outbox.errors import ConfigError, InvalidMessageError, shorten
-from outbox.session import is_async_sessionmaker
+from pillarbox.inbox.errors import InvalidReceiptError
+from pillarbox.inbox.guard import record_receipt_async
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle, limiting
+from pillarbox.inbox.processing import processing, received
+from pillarbox.inbox.receipt import MessageId, check_text
+from pillarbox.inbox.transaction import protected
+from pillarbox.outbox import tracing
+from pillarbox.outbox.cloudevents.fields import PAYLOAD, from_fields
+from pillarbox.outbox.cloudevents.headers import to_headers
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError, shorten
+from pillarbox.outbox.session import is_async_sessionmaker
 
 # The header prefixes of a message's attributes, by FastStream's name of the broker.
 _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {

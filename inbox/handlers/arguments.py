@@ -31,20 +31,24 @@ import psycopg
 from sqlalchemy.orm import Session
 from typing_extensions import is_typeddict
 
-from inbox.errors import DeadLetter
-from inbox.handlers.routes import name_of
-from inbox.handlers.signature import (
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.handlers.routes import name_of
+from pillarbox.inbox.handlers.signature import (
     IDEMPOTENT,
     Takes,
     check_callable,
     function_of,
     is_async,
 )
-from inbox.jobs.job import AsyncJob, Job
-from outbox.errors import CodecError, ConfigError, shorten
-from outbox.message import Message
-from outbox.payload import json_codec as codec
-from outbox.payload.schema_registry import PayloadError, Validator, validator_of
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.outbox.errors import CodecError, ConfigError, shorten
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload import json_codec as codec
+from pillarbox.outbox.payload.schema_registry import (
+    PayloadError,
+    Validator,
+    validator_of,
+)
 
 _MANY: Final = (collections.abc.Sequence, collections.abc.Iterable, list)
 _OPEN: Final = (Any, object)

@@ -16,16 +16,16 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import InvalidReceiptError
-from inbox.handlers.calls import Call
-from inbox.handlers.registration import Registered
-from inbox.handlers.signature import Takes, refuse_unrun
-from inbox.idle import limit_idle
-from inbox.receipt import record_receipt, record_receipts
-from inbox.transaction import Receipt
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
-from outbox.message import Message
-from outbox.postgres.connection import ANSWER_LIMIT
+from pillarbox.inbox.errors import InvalidReceiptError
+from pillarbox.inbox.handlers.calls import Call
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.signature import Takes, refuse_unrun
+from pillarbox.inbox.idle import limit_idle
+from pillarbox.inbox.receipt import record_receipt, record_receipts
+from pillarbox.inbox.transaction import Receipt
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import ANSWER_LIMIT
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeAlias
 
-from inbox.errors import TransactionEndedError
-from inbox.handlers.executor import Executor
-from inbox.handlers.registration import Registered
-from inbox.handlers.terms import call_alone
-from outbox.errors import DatabaseUnavailableError
-from outbox.lane import Lines
-from outbox.message import Message
+from pillarbox.inbox.errors import TransactionEndedError
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.terms import call_alone
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.lane import Lines
+from pillarbox.outbox.message import Message
 
 Answer: TypeAlias = asyncio.Future[bool]
 

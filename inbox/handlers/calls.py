@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from inbox.events import HandlerOverdue
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import name_of
-from inbox.handlers.signature import Takes
-from inbox.idle import DEFAULT_MAX_IDLE
-from outbox.events import Observer
-from outbox.message import Message
+from pillarbox.inbox.events import HandlerOverdue
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import name_of
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.message import Message
 
 _LONG: Final = 5.0
 """Seconds after which a call is shown; also what a handler may take to be cancelled."""

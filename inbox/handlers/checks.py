@@ -7,9 +7,9 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.handlers.executor import Executor, identify
-from outbox.errors import (
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.handlers.executor import Executor, identify
+from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseRefusedError,
     DatabaseUnavailableError,
@@ -17,11 +17,11 @@ from outbox.errors import (
     one_line,
     sqlstate_of,
 )
-from outbox.logs.printable import for_sql
-from outbox.postgres.days import MAKE_DAYS
-from outbox.postgres.remedy import is_final
-from outbox.postgres.schema_version import READ_VERSION, refuse_older
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.logs.printable import for_sql
+from pillarbox.outbox.postgres.days import MAKE_DAYS
+from pillarbox.outbox.postgres.remedy import is_final
+from pillarbox.outbox.postgres.schema_version import READ_VERSION, refuse_older
+from pillarbox.outbox.postgres.sql_files import load
 
 _UNREADABLE: Final = "can't read the inbox in the database of sessions: "
 

@@ -17,24 +17,24 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.connection import connection_of
-from inbox.errors import SpecialError
-from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, Questions, answered
-from inbox.handlers.calls import Calls
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import Handler, name_of
-from inbox.handlers.signature import is_async, refuse_unrun
-from inbox.handlers.terms import as_failure
-from inbox.idle import limit_idle, limiting
-from inbox.jobs.job import AnyJob, AsyncJob, Job
-from inbox.jobs.store import Leased
-from inbox.processing import traced
-from inbox.transaction import hold, protected
-from outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
-from outbox.message import Message
-from outbox.postgres.remedy import READ_ONLY
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.errors import SpecialError
+from pillarbox.inbox.handlers.arguments import Arguments
+from pillarbox.inbox.handlers.attempt import Attempt, Questions, answered
+from pillarbox.inbox.handlers.calls import Calls
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import Handler, name_of
+from pillarbox.inbox.handlers.signature import is_async, refuse_unrun
+from pillarbox.inbox.handlers.terms import as_failure
+from pillarbox.inbox.idle import limit_idle, limiting
+from pillarbox.inbox.jobs.job import AnyJob, AsyncJob, Job
+from pillarbox.inbox.jobs.store import Leased
+from pillarbox.inbox.processing import traced
+from pillarbox.inbox.transaction import hold, protected
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError, sqlstate_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.remedy import READ_ONLY
+from pillarbox.outbox.postgres.sql_files import load
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from typing_extensions import override
 
-from outbox.logs.printable import count
+from pillarbox.outbox.logs.printable import count
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The receipt is the first statement of a block `connection.transaction()`, in which
 psycopg refuses commit() and rollback(). Whatever else a handler does to the transaction
-shows in libpq's state at its end, and in the mark that `inbox.transaction` describes.
+shows in libpq's state at its end, and in the mark that `pillarbox.inbox.transaction` describes.
 
 What isn't a handler's runs in sessions, as `pools` describes.
 """
@@ -23,30 +23,35 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
-from inbox.errors import (
+from pillarbox.inbox.errors import (
     ConnectionLostError,
     HandlerTransactionError,
     InvalidReceiptError,
     TransactionEndedError,
 )
-from inbox.handlers.arguments import Arguments
-from inbox.handlers.attempt import Attempt, answered, once_each
-from inbox.handlers.executor import Executor, call_async
-from inbox.handlers.pools import (
+from pillarbox.inbox.handlers.arguments import Arguments
+from pillarbox.inbox.handlers.attempt import Attempt, answered, once_each
+from pillarbox.inbox.handlers.executor import Executor, call_async
+from pillarbox.inbox.handlers.pools import (
     AnyPool,
     async_engine_of,
     engine_of,
     is_async_pool,
 )
-from inbox.handlers.routes import Handler, name_of
-from inbox.handlers.signature import Takes, is_async
-from inbox.handlers.terms import as_failure
-from inbox.idle import as_setting, decides, limiting
-from inbox.receipt import insert_receipts, receipt_values, refusal_of_many
-from inbox.transaction import HOLDS_RECEIPT
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
-from outbox.message import Message
-from outbox.tracing import causing
+from pillarbox.inbox.handlers.routes import Handler, name_of
+from pillarbox.inbox.handlers.signature import Takes, is_async
+from pillarbox.inbox.handlers.terms import as_failure
+from pillarbox.inbox.idle import as_setting, decides, limiting
+from pillarbox.inbox.receipt import insert_receipts, receipt_values, refusal_of_many
+from pillarbox.inbox.transaction import HOLDS_RECEIPT
+from pillarbox.outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+    shorten,
+)
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.tracing import causing
 
 _Connection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine
 
-from outbox.errors import ConfigError, shorten
+from pillarbox.outbox.errors import ConfigError, shorten
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool

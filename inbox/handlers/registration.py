@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from inbox.handlers.routes import Routes, name_of
-from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Terms
-from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type
+from pillarbox.inbox.handlers.routes import Routes, name_of
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.terms import Terms
+from pillarbox.outbox.duration import check_duration, exact_duration
+from pillarbox.outbox.errors import ConfigError, check_type
 
 
 @dataclass(eq=False)

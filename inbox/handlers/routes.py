@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from sqlalchemy.orm import Session
 
-from outbox.errors import ConfigError, shorten
-from outbox.message import Message
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.message import Message
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -12,14 +12,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
-from inbox.connection import bind_of
-from inbox.handlers.executor import Executor
-from inbox.handlers.pool_executors import PoolExecutor
-from inbox.handlers.pools import AnyPool, check_pool, is_pool, url_of
-from inbox.idle import DEFAULT_MAX_IDLE
-from outbox.errors import ConfigError, shorten
-from outbox.postgres.connection import conninfo, libpq_url
-from outbox.session import is_async_sessionmaker
+from pillarbox.inbox.connection import bind_of
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.pool_executors import PoolExecutor
+from pillarbox.inbox.handlers.pools import AnyPool, check_pool, is_pool, url_of
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.postgres.connection import conninfo, libpq_url
+from pillarbox.outbox.session import is_async_sessionmaker
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker

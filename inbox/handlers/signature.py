@@ -7,9 +7,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from inbox.handlers.routes import name_of
-from outbox.errors import ConfigError
-from outbox.writer import NOTHING_TO_AWAIT
+from pillarbox.inbox.handlers.routes import name_of
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.writer import NOTHING_TO_AWAIT
 
 IDEMPOTENT: Final = "__idempotent__"
 """The attribute of functions that record a receipt themselves."""

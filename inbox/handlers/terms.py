@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
-from inbox.errors import HandlerTimeoutError, SpecialError
-from inbox.handlers.arguments import AS_THEY_ARE, Arguments
-from inbox.handlers.routes import name_of
-from outbox.duration import check_duration, exact_duration
-from outbox.errors import ConfigError, check_type, one_line, shorten
-from outbox.message import Message
-from outbox.retry import RetryPolicy
+from pillarbox.inbox.errors import HandlerTimeoutError, SpecialError
+from pillarbox.inbox.handlers.arguments import AS_THEY_ARE, Arguments
+from pillarbox.inbox.handlers.routes import name_of
+from pillarbox.outbox.duration import check_duration, exact_duration
+from pillarbox.outbox.errors import ConfigError, check_type, one_line, shorten
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.retry import RetryPolicy
 
 T = TypeVar("T")
 

@@ -8,21 +8,21 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from inbox.errors import DeadLetter
-from inbox.handlers.arguments import reader_of
-from inbox.handlers.terms import as_failure
-from inbox.idempotent import readable
-from outbox.errors import (
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.handlers.arguments import reader_of
+from pillarbox.inbox.handlers.terms import as_failure
+from pillarbox.inbox.idempotent import readable
+from pillarbox.outbox.errors import (
     CodecError,
     ConfigError,
     InvalidMessageError,
     one_line,
     shorten,
 )
-from outbox.message import Message
-from outbox.payload import json_codec as codec
-from outbox.payload.payload_codec import PayloadCodec, why_unreadable
-from outbox.payload.schema_registry import SchemaRegistry
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload import json_codec as codec
+from pillarbox.outbox.payload.payload_codec import PayloadCodec, why_unreadable
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
 
 Upcaster: TypeAlias = Callable[[Any], object]
 """Takes a message, or its payload as its annotation says; returns the payload of the

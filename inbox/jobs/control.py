@@ -6,12 +6,12 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from inbox.jobs.store import OPEN, JobState
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import JobRow
-from outbox.errors import ConfigError, shorten
-from outbox.message_id import is_uuid7, moment_of
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.sides import JobRow
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.postgres.sql_files import load
 
 
 def job_message_id(text: str) -> UUID:

@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import HandlerTimeoutError, JobLostError, TransactionEndedError
-from inbox.idle import limit_idle, limiting
-from inbox.jobs.store import JobState, Leased, finish_job, renew_job
-from inbox.receipt import record_receipt
-from inbox.transaction import Receipt, begin_held, protected
-from outbox.message import Message
-from outbox.tracing import set_cause
+from pillarbox.inbox.errors import (
+    HandlerTimeoutError,
+    JobLostError,
+    TransactionEndedError,
+)
+from pillarbox.inbox.idle import limit_idle, limiting
+from pillarbox.inbox.jobs.store import JobState, Leased, finish_job, renew_job
+from pillarbox.inbox.receipt import record_receipt
+from pillarbox.inbox.transaction import Receipt, begin_held, protected
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.tracing import set_cause
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

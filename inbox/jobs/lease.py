@@ -14,13 +14,24 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.errors import RetryLater
-from inbox.handlers.executor import Executor
-from inbox.idle import limit_idle_now
-from inbox.jobs.store import JobState, Leased, finish_job, renew_job, return_job
-from inbox.receipt import record_receipt
-from inbox.verdict import connection_broke
-from outbox.errors import DatabaseUnavailableError, OutboxError, one_line, sqlstate_of
+from pillarbox.inbox.errors import RetryLater
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.idle import limit_idle_now
+from pillarbox.inbox.jobs.store import (
+    JobState,
+    Leased,
+    finish_job,
+    renew_job,
+    return_job,
+)
+from pillarbox.inbox.receipt import record_receipt
+from pillarbox.inbox.verdict import connection_broke
+from pillarbox.outbox.errors import (
+    DatabaseUnavailableError,
+    OutboxError,
+    one_line,
+    sqlstate_of,
+)
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing import Any, Final, NoReturn
 
 from sqlalchemy.orm import Session
 
-from inbox.dead_letters.locks import TakenError
-from inbox.errors import HandlerTimeoutError, RetryLater
-from inbox.handlers.executor import Executor
-from inbox.handlers.outcome import (
+from pillarbox.inbox.dead_letters.locks import TakenError
+from pillarbox.inbox.errors import HandlerTimeoutError, RetryLater
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.outcome import (
     Cancelled,
     Failed,
     Handled,
@@ -29,21 +29,21 @@ from inbox.handlers.outcome import (
     Spent,
     Stopped,
 )
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import name_of
-from inbox.handlers.signature import is_async
-from inbox.handlers.terms import call_alone
-from inbox.jobs.job import AnyJob
-from inbox.jobs.lease import JobLease, StopReason, transact
-from inbox.jobs.store import JobKey, JobState, Leased, queue_job, take_job
-from inbox.processing import processing
-from inbox.receipt import check_id, refusal
-from inbox.verdict import Fatal, Lost, Unclear, judge
-from outbox import tracing
-from outbox.errors import DatabaseUnavailableError, one_line
-from outbox.logs.printable import count
-from outbox.message import Message
-from outbox.retry import RetryPolicy
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import name_of
+from pillarbox.inbox.handlers.signature import is_async
+from pillarbox.inbox.handlers.terms import call_alone
+from pillarbox.inbox.jobs.job import AnyJob
+from pillarbox.inbox.jobs.lease import JobLease, StopReason, transact
+from pillarbox.inbox.jobs.store import JobKey, JobState, Leased, queue_job, take_job
+from pillarbox.inbox.processing import processing
+from pillarbox.inbox.receipt import check_id, refusal
+from pillarbox.inbox.verdict import Fatal, Lost, Unclear, judge
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import DatabaseUnavailableError, one_line
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.retry import RetryPolicy
 
 
 @dataclass(slots=True)

@@ -24,12 +24,18 @@ from uuid import UUID
 from sqlalchemy import Row, TextClause, text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.handlers.outcome import Cancelled, Handled, JobOutcome, Later, Spent
-from outbox.cloudevents.raw_text import storable, storable_reason
-from outbox.message import Message
-from outbox.message_id import moment_of
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.handlers.outcome import (
+    Cancelled,
+    Handled,
+    JobOutcome,
+    Later,
+    Spent,
+)
+from pillarbox.outbox.cloudevents.raw_text import storable, storable_reason
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import moment_of
+from pillarbox.outbox.postgres.sql_files import load
 
 # Ensures that the lease has expired when a waiting process tries again.
 _AGAIN: Final = 0.2

@@ -28,17 +28,17 @@ from typing import Final
 
 from typing_extensions import override
 
-from inbox.dead_letters.write import StoredFailure
-from inbox.handlers.executor import Executor
-from inbox.jobs.runner import Attempts
-from inbox.poison.history import Delivered, TakenOver
-from inbox.poison.isolation import Isolation
-from inbox.poison.store import SuspectStore
-from inbox.receipt import refusal
-from inbox.source import Delivery
-from outbox.errors import DatabaseUnavailableError, one_line
-from outbox.message_id import is_uuid7
-from outbox.retry import RetryPolicy
+from pillarbox.inbox.dead_letters.write import StoredFailure
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.jobs.runner import Attempts
+from pillarbox.inbox.poison.history import Delivered, TakenOver
+from pillarbox.inbox.poison.isolation import Isolation
+from pillarbox.inbox.poison.store import SuspectStore
+from pillarbox.inbox.receipt import refusal
+from pillarbox.inbox.source import Delivery
+from pillarbox.outbox.errors import DatabaseUnavailableError, one_line
+from pillarbox.outbox.message_id import is_uuid7
+from pillarbox.outbox.retry import RetryPolicy
 
 # Limits the retries of a handler that breaks its connection every time.
 _MAX_BROKEN_CONNECTIONS: Final = 5

@@ -20,14 +20,14 @@ from uuid import UUID
 from sqlalchemy import Integer, TextClause, Uuid, text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.dead_letters.write import StoredFailure
-from inbox.handlers.executor import Executor
-from inbox.idle import limit_idle_now
-from inbox.receipt import refusal
-from outbox.array_literal import moment_array, plain_array, text_array
-from outbox.message_id import is_uuid7, moment_of
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.dead_letters.write import StoredFailure
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.idle import limit_idle_now
+from pillarbox.inbox.receipt import refusal
+from pillarbox.outbox.array_literal import moment_array, plain_array, text_array
+from pillarbox.outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.postgres.sql_files import load
 
 V = TypeVar("V")
 A = TypeVar("A")

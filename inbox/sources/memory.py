@@ -7,12 +7,12 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
-from inbox.consuming.backlog import Backlog
-from inbox.source import Abilities, Delivery
-from outbox.brokers.memory import MemoryOptions
-from outbox.errors import ConfigError
-from outbox.message import Message
-from outbox.url import without_password
+from pillarbox.inbox.consuming.backlog import Backlog
+from pillarbox.inbox.source import Abilities, Delivery
+from pillarbox.outbox.brokers.memory import MemoryOptions
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import without_password
 
 _POLL: Final = timedelta(seconds=1)
 

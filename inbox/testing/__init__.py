@@ -1,12 +1,12 @@
-"""The conformance suite of sources: `inbox.testing.source_suite`."""
+"""The conformance suite of sources: `pillarbox.inbox.testing.source_suite`."""
 
 import pytest
 
 pytest.register_assert_rewrite(
-    "outbox.testing.conformance",
-    "inbox.testing.source_case",
-    "inbox.testing.source_content",
-    "inbox.testing.source_outage",
-    "inbox.testing.source_settling",
-    "inbox.testing.source_sharing",
+    "pillarbox.outbox.testing.conformance",
+    "pillarbox.inbox.testing.source_case",
+    "pillarbox.inbox.testing.source_content",
+    "pillarbox.inbox.testing.source_outage",
+    "pillarbox.inbox.testing.source_settling",
+    "pillarbox.inbox.testing.source_sharing",
 )

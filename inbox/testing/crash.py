@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from inbox.source import Source
+from pillarbox.inbox.source import Source
 
 __all__ = ["die_holding"]
 

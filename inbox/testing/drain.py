@@ -21,24 +21,24 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from inbox.connection import connection_of
-from inbox.consumer import Consumer
-from inbox.events import (
+from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.handlers.pools import is_pool
-from inbox.handlers.sessions import Sessions, check_joined, make_executor
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from outbox.errors import ConfigError, shorten
-from outbox.events import Event
-from outbox.lane import priority_of
-from outbox.message import Message
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.handlers.pools import is_pool
+from pillarbox.inbox.handlers.sessions import Sessions, check_joined, make_executor
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from pillarbox.inbox.source import Abilities, Arrived, Delivery, EntryDelivery
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.lane import priority_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.sql_files import load
 
 __all__ = ["DeadLettered", "Drained", "drain"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from inbox.source import Delivery, Source
-from inbox.testing.crash import die_holding
-from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
-from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
+from pillarbox.inbox.source import Delivery, Source
+from pillarbox.inbox.testing.crash import die_holding
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import BrokerCase, capability
+from pillarbox.outbox.testing.samples import MAX_PAYLOAD_BYTES, differences
 
 __all__ = ["Capabilities", "SourceCase"]
 

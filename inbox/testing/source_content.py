@@ -1,9 +1,9 @@
 """The source suite: messages are delivered unchanged."""
 
-from inbox.testing.source_case import SourceCase
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import (
+from pillarbox.inbox.testing.source_case import SourceCase
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import (
     AWKWARD_HEADERS,
     various_messages,
     whole_of_unicode,

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from inbox.testing.source_case import SourceCase
-from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered, numbers_by_key
+from pillarbox.inbox.testing.source_case import SourceCase
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import numbered, numbers_by_key
 
 __all__ = ["SourceOutage"]
 

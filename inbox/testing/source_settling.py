@@ -5,12 +5,12 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from inbox.testing.source_case import SourceCase
-from outbox.cloudevents.raw_text import bytes_of
-from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered, numbers_by_key
+from pillarbox.inbox.testing.source_case import SourceCase
+from pillarbox.outbox.cloudevents.raw_text import bytes_of
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import numbered, numbers_by_key
 
 __all__ = ["SourceSettling"]
 

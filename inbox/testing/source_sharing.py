@@ -5,14 +5,14 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from inbox.poison.history import FIRST_DELIVERY
-from inbox.source import Source
-from inbox.testing.source_case import SourceCase
-from outbox.gather import end
-from outbox.lane import Priority
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered, numbers_by_key
+from pillarbox.inbox.poison.history import FIRST_DELIVERY
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.testing.source_case import SourceCase
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import numbered, numbers_by_key
 
 __all__ = ["SourceSharing"]
 

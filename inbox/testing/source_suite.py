@@ -10,11 +10,11 @@ It needs pytest without plug-ins: the tests are plain functions that run their o
 loop. A test that needs an absent capability is skipped and names it.
 """
 
-from inbox.testing.source_case import Capabilities
-from inbox.testing.source_content import SourceContent
-from inbox.testing.source_outage import SourceOutage
-from inbox.testing.source_settling import SourceSettling
-from inbox.testing.source_sharing import SourceSharing
+from pillarbox.inbox.testing.source_case import Capabilities
+from pillarbox.inbox.testing.source_content import SourceContent
+from pillarbox.inbox.testing.source_outage import SourceOutage
+from pillarbox.inbox.testing.source_settling import SourceSettling
+from pillarbox.inbox.testing.source_sharing import SourceSharing
 
 __all__ = ["Capabilities", "SourceSuite"]
 

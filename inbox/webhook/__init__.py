@@ -4,9 +4,9 @@
 `Verifier`.
 """
 
-from inbox.webhook.app import WebhookApp
-from inbox.webhook.events import WebhookFailed, WebhookRefused
-from inbox.webhook.verifier import InvalidSignatureError, Verifier
+from pillarbox.inbox.webhook.app import WebhookApp
+from pillarbox.inbox.webhook.events import WebhookFailed, WebhookRefused
+from pillarbox.inbox.webhook.verifier import InvalidSignatureError, Verifier
 
 __all__ = [
     "InvalidSignatureError",

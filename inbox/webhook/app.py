@@ -22,42 +22,42 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
-from inbox.consuming.rollout import Rollout
-from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
-from inbox.errors import InvalidReceiptError, TransactionEndedError
-from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handlers.arguments import arguments_of
-from inbox.handlers.executor import Executor
-from inbox.handlers.outcome import Failed, Later, Outage
-from inbox.handlers.registration import Registered
-from inbox.handlers.routes import Handler, Routes
-from inbox.handlers.sessions import (
+from pillarbox.inbox.consuming.rollout import Rollout
+from pillarbox.inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
+from pillarbox.inbox.errors import InvalidReceiptError, TransactionEndedError
+from pillarbox.inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.handlers.arguments import arguments_of
+from pillarbox.inbox.handlers.executor import Executor
+from pillarbox.inbox.handlers.outcome import Failed, Later, Outage
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.routes import Handler, Routes
+from pillarbox.inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
     make_executor,
     pool_limit,
 )
-from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Terms
-from inbox.handlers.upcasting import check_content
-from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
-from inbox.processing import processing
-from inbox.receipt import check_text, has_receipt
-from inbox.verdict import Fatal, Lost, Unclear, judge
-from inbox.webhook.events import WebhookFailed, WebhookRefused
-from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
-from inbox.webhook.verifier import InvalidSignatureError, Verifier
-from outbox import tracing
-from outbox.errors import (
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.terms import Terms
+from pillarbox.inbox.handlers.upcasting import check_content
+from pillarbox.inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
+from pillarbox.inbox.processing import processing
+from pillarbox.inbox.receipt import check_text, has_receipt
+from pillarbox.inbox.verdict import Fatal, Lost, Unclear, judge
+from pillarbox.inbox.webhook.events import WebhookFailed, WebhookRefused
+from pillarbox.inbox.webhook.request import Receive, Refused, Scope, Send, read_request
+from pillarbox.inbox.webhook.verifier import InvalidSignatureError, Verifier
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import (
     ConfigError,
     InvalidMessageError,
     one_line,
     shorten,
 )
-from outbox.events import Observer, Observers
-from outbox.message import Message
-from outbox.observability.logging import logged
-from outbox.payload.payload_codec import why_unreadable
+from pillarbox.outbox.events import Observer, Observers
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.observability.logging import logged
+from pillarbox.outbox.payload.payload_codec import why_unreadable
 
 __all__ = ["WebhookApp"]
 

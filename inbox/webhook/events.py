@@ -1,9 +1,9 @@
-"""Events of the webhook endpoint, in addition to those of `inbox.events`."""
+"""Events of the webhook endpoint, in addition to those of `pillarbox.inbox.events`."""
 
 from dataclasses import dataclass
 
-from inbox.events import DeliveryEvent
-from outbox.events import Event
+from pillarbox.inbox.events import DeliveryEvent
+from pillarbox.outbox.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

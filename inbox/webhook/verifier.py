@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
-from outbox.cloudevents.http import PREFIX, from_request
-from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError, InvalidMessageError, OutboxError, shorten
-from outbox.message import Message
+from pillarbox.outbox.cloudevents.http import PREFIX, from_request
+from pillarbox.outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.errors import (
+    ConfigError,
+    InvalidMessageError,
+    OutboxError,
+    shorten,
+)
+from pillarbox.outbox.message import Message
 
 __all__ = ["InvalidSignatureError", "Verifier"]
 

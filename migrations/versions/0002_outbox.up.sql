@@ -817,7 +817,7 @@ RETURN (
     + CASE WHEN key IS NULL THEN get_byte(uuid_send(id), 15) & 15
            ELSE get_byte(sha256(convert_to(key, 'UTF8')), 0) & 15 END
 )::smallint;
-COMMENT ON FUNCTION outbox.lane_of IS 'the lane of a message; outbox.lane in Python computes the same';
+COMMENT ON FUNCTION outbox.lane_of IS 'the lane of a message; pillarbox.outbox.lane in Python computes the same';
 
 CREATE FUNCTION outbox.uuid7() RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE {pinned}

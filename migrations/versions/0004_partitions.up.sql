@@ -203,7 +203,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.accept_clock IS 'confirm that the server''s clock is right: the next upkeep drops what has expired';
 
--- As in Python's outbox.errors: the message of a data exception quotes the value. A message that contains
+-- As in Python's pillarbox.outbox.errors: the message of a data exception quotes the value. A message that contains
 -- another error may also have its DETAIL or CONTEXT.
 CREATE FUNCTION outbox.without_row(message text, state text) RETURNS text
 LANGUAGE sql IMMUTABLE {pinned}

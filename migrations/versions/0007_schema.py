@@ -1,6 +1,6 @@
 """The schema of the first release."""
 
-from outbox.migrations.script import run
+from pillarbox.outbox.migrations.script import run
 
 revision = "0007"
 down_revision = None

@@ -1,6 +1,6 @@
 """No copy of the messages for consumers: they read the outbox."""
 
-from outbox.migrations.script import run
+from pillarbox.outbox.migrations.script import run
 
 revision = "0008"
 down_revision = "0007"

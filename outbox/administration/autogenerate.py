@@ -2,7 +2,7 @@
 
 In the `run_migrations_online` of your env.py, with or without `include_schemas`:
 
-    from outbox.administration.autogenerate import LeaveOut
+    from pillarbox.outbox.administration.autogenerate import LeaveOut
 
     leave_out = LeaveOut(connection)
     context.configure(
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.sql_files import load
 
 _OUR_SCHEMAS: Final = frozenset({"outbox", "inbox"})
 

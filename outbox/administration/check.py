@@ -6,9 +6,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, TypeAlias
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.names import Names
-from outbox.logs.printable import for_shell
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.names import Names
+from pillarbox.outbox.logs.printable import for_shell
 
 
 class Severity(StrEnum):

@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 import psycopg
 from psycopg.rows import TupleRow
 
-from outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
-from outbox.postgres.connection import PIN_SESSION, conninfo
-from outbox.postgres.pooler_check import refuse_pooler
-from outbox.postgres.remedy import remedy_of
-from outbox.url import without_password
+from pillarbox.outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
+from pillarbox.outbox.postgres.connection import PIN_SESSION, conninfo
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.url import without_password
 
 AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
 

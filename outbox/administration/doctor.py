@@ -6,28 +6,28 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from outbox.administration.check import Check, Finding, Installation, Severity
-from outbox.administration.checks.backlog import check_backlog
-from outbox.administration.checks.by_statement import by_statement
-from outbox.administration.checks.cron import check_cron
-from outbox.administration.checks.failures import check_failures
-from outbox.administration.checks.foreign import (
+from pillarbox.outbox.administration.check import Check, Finding, Installation, Severity
+from pillarbox.outbox.administration.checks.backlog import check_backlog
+from pillarbox.outbox.administration.checks.by_statement import by_statement
+from pillarbox.outbox.administration.checks.cron import check_cron
+from pillarbox.outbox.administration.checks.failures import check_failures
+from pillarbox.outbox.administration.checks.foreign import (
     check_foreign,
     check_superuser,
     may_be_read,
 )
-from outbox.administration.checks.locks import check_locks
-from outbox.administration.checks.pins import check_pins
-from outbox.administration.checks.readers import check_readers, check_unrouted
-from outbox.administration.checks.retention import check_retention
-from outbox.administration.checks.upkeep import check_upkeep
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.names import Names
-from outbox.errors import PoolerError, UpkeepError
-from outbox.observability.measures.reading import PARTS, Scope, attempt
-from outbox.observability.overview import Overview, read_overview
-from outbox.postgres.pooler_check import refuse_pooler
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.checks.locks import check_locks
+from pillarbox.outbox.administration.checks.pins import check_pins
+from pillarbox.outbox.administration.checks.readers import check_readers, check_unrouted
+from pillarbox.outbox.administration.checks.retention import check_retention
+from pillarbox.outbox.administration.checks.upkeep import check_upkeep
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.names import Names
+from pillarbox.outbox.errors import PoolerError, UpkeepError
+from pillarbox.outbox.observability.measures.reading import PARTS, Scope, attempt
+from pillarbox.outbox.observability.overview import Overview, read_overview
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.outbox.postgres.sql_files import load
 
 CHECKS: Final[dict[str, Check]] = {
     "foreign": check_foreign,

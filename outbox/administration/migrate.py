@@ -11,10 +11,14 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
-from outbox.administration.names import Names
-from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.outbox.administration.names import Names
+from pillarbox.outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    MigrationError,
+)
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler
 
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
 """How long a migration waits for each lock, while writers queue."""
@@ -144,7 +148,7 @@ def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> 
         raise ConfigError(_MISSING_ALEMBIC) from error
     config = Config()
     config.set_main_option(
-        "script_location", str(files("outbox.migrations")).replace("%", "%%")
+        "script_location", str(files("pillarbox.outbox.migrations")).replace("%", "%%")
     )
     config.set_main_option("path_separator", "os")
     config.attributes.update(attributes, names=names)

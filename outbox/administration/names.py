@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from outbox.errors import ConfigError
-from outbox.logs.printable import STRING, for_sql
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.printable import STRING, for_sql
 
 ROLES: Final = (
     "owner",

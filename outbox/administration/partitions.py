@@ -7,13 +7,13 @@ from typing import Final
 
 from psycopg.rows import dict_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.retention import Policy, read_policies
-from outbox.administration.size import write_size
-from outbox.administration.upkeep import UpkeepStep, plan_upkeep
-from outbox.duration import exact_duration
-from outbox.logs.printable import count
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.retention import Policy, read_policies
+from pillarbox.outbox.administration.size import write_size
+from pillarbox.outbox.administration.upkeep import UpkeepStep, plan_upkeep
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.postgres.sql_files import load
 
 SIGNS: Final = {
     "past": "·",

@@ -15,13 +15,13 @@ from typing import Final
 import psycopg
 from psycopg.rows import class_row, dict_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.size import write_size
-from outbox.brokers.options import DIRECT, identity_of
-from outbox.errors import ConfigError
-from outbox.log.registration import subscribe_statement
-from outbox.observability.measures.reading import limit
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.size import write_size
+from pillarbox.outbox.brokers.options import DIRECT, identity_of
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.log.registration import subscribe_statement
+from pillarbox.outbox.observability.measures.reading import limit
+from pillarbox.outbox.postgres.sql_files import load
 
 MOST_COUNTED: Final = 10_000
 """Up to how many messages of a reader are counted."""

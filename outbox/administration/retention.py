@@ -7,10 +7,10 @@ from typing import Final
 
 from psycopg.rows import class_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.sql_files import load
 
 INTERVALS: Final = {
     "hourly": timedelta(hours=1),

@@ -12,9 +12,9 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.lane import LANES, PRIORITIES, Priority, lane_of, priority_of
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.lane import LANES, PRIORITIES, Priority, lane_of, priority_of
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

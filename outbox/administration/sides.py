@@ -9,12 +9,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 from uuid import UUID
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.inspect import OnDiscard
-from outbox.dead_letters.retry import Retrier
-from outbox.dead_letters.schedule import RetrySchedule
-from outbox.dead_letters.statement import Schema
-from outbox.events import Observer
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.dead_letters.inspect import OnDiscard
+from pillarbox.outbox.dead_letters.retry import Retrier
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.events import Observer
 
 GROUP: Final = "pillarbox.sides"
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from psycopg.sql import SQL, Identifier, Literal
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.postgres.sql_files import load
 
 _LOCK_TIMEOUT: Final = timedelta(seconds=10)
 """How long to wait for the table, while writers queue."""

@@ -9,11 +9,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.duration import exact_duration
-from outbox.errors import UpkeepError
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.errors import UpkeepError
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.postgres.sql_files import load
 
 APPLICATION_NAME: Final = "pillarbox maintain"
 """The application_name of the upkeep's sessions in `pg_stat_activity`."""

@@ -7,7 +7,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
+from pillarbox.outbox.brokers.options import (
+    FILE,
+    BrokerOptions,
+    Form,
+    option,
+    payload_limit,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outbox.brokers.options import BrokerOptions
+from pillarbox.outbox.brokers.options import BrokerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

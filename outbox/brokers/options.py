@@ -17,11 +17,11 @@ from ipaddress import ip_address
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from outbox.duration import exact_duration, read_duration
-from outbox.errors import ConfigError, UnknownImplementationError, shorten
-from outbox.url import scheme_of, split, without_password, without_secrets
+from pillarbox.outbox.duration import exact_duration, read_duration
+from pillarbox.outbox.errors import ConfigError, UnknownImplementationError, shorten
+from pillarbox.outbox.url import scheme_of, split, without_password, without_secrets
 
-GROUP: Final = "outbox.broker_options"
+GROUP: Final = "pillarbox.broker_options"
 DIRECT: Final = "direct"
 """The broker of readers whose messages consumers read themselves."""
 Side = Literal["relay", "consumer", "both"]

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points, metadata
 from typing import Any
 
-from outbox.errors import ConfigError, UnknownImplementationError
-from outbox.url import scheme_of
+from pillarbox.outbox.errors import ConfigError, UnknownImplementationError
+from pillarbox.outbox.url import scheme_of
 
 
 def implementation(group: str, url: str) -> Any:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
-from outbox.limits import MAX_PAYLOAD_BYTES
+from pillarbox.outbox.brokers.options import BrokerOptions, Form, option, payload_limit
+from pillarbox.outbox.limits import MAX_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

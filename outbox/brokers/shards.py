@@ -8,8 +8,8 @@ import re
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Self
 
-from outbox.brokers.options import Form, option
-from outbox.message import Message
+from pillarbox.outbox.brokers.options import Form, option
+from pillarbox.outbox.message import Message
 
 MOST_SHARDS: Final = 64
 _NAME: Final = re.compile(r"(.+)\.shard-([1-9][0-9]?)-of-([1-9][0-9]?)", re.DOTALL)

@@ -4,8 +4,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from outbox.administration.readers import list_consumers
-from outbox.cli.command import (
+from pillarbox.outbox.administration.readers import list_consumers
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     Limit,
@@ -14,10 +14,10 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import write_json, write_line, write_table
-from outbox.dead_letters.statement import Schema
-from outbox.observability.measures.failures import Blocked, read_blocked
-from outbox.observability.measures.processes import list_processes
+from pillarbox.outbox.cli.output import write_json, write_line, write_table
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.observability.measures.failures import Blocked, read_blocked
+from pillarbox.outbox.observability.measures.processes import list_processes
 
 _RIGHTS: Final = (
     "GRANT pillarbox_monitor TO its role; for one side, with --side, pillarbox_relay "

@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlia
 import typer
 from typing_extensions import override
 
-from outbox.cli.output import to_json
-from outbox.cloudevents.raw_text import MAX_REASON, storable
-from outbox.duration import exact_duration, read_duration, read_moment, read_rate
-from outbox.errors import ConfigError
-from outbox.logs.event_record import STACKTRACE
-from outbox.observability.logging import (
+from pillarbox.outbox.cli.output import to_json
+from pillarbox.outbox.cloudevents.raw_text import MAX_REASON, storable
+from pillarbox.outbox.duration import (
+    exact_duration,
+    read_duration,
+    read_moment,
+    read_rate,
+)
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.event_record import STACKTRACE
+from pillarbox.outbox.observability.logging import (
     PrintableFormatter,
     TraceContext,
 )
-from outbox.observability.standard_error import StandardErrorHandler
-from outbox.url import FileUrl
+from pillarbox.outbox.observability.standard_error import StandardErrorHandler
+from pillarbox.outbox.url import FileUrl
 
 if TYPE_CHECKING:
-    from outbox.administration.connection import AdministrationConnection
+    from pillarbox.outbox.administration.connection import AdministrationConnection
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -382,7 +387,7 @@ def opened(
     Raises:
         ConfigError, OutboxError: as for `url_of` and `administration`.
     """
-    from outbox.administration.connection import administration
+    from pillarbox.outbox.administration.connection import administration
 
     name = f"pillarbox {command}"
     with administration(

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import typer
 
-from outbox.administration.sides import RetryOptions, Side, load_sides
-from outbox.cli.command import (
+from pillarbox.outbox.administration.sides import RetryOptions, Side, load_sides
+from pillarbox.outbox.cli.command import (
     Broker,
     Codec,
     ConsumerPath,
@@ -37,7 +37,7 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import (
+from pillarbox.outbox.cli.output import (
     progress,
     to_json,
     warn,
@@ -45,15 +45,15 @@ from outbox.cli.output import (
     write_line,
     write_table,
 )
-from outbox.cli.supervisor import run_coroutine
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.events import DeadLetterFailed
-from outbox.dead_letters.inspect import DeadLetterTable
-from outbox.dead_letters.letter import Letter, Status, Summary
-from outbox.dead_letters.retry import Candidate, retry_all
-from outbox.errors import ConfigError, shorten
-from outbox.events import Event
-from outbox.logs.printable import printable
+from pillarbox.outbox.cli.supervisor import run_coroutine
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.events import DeadLetterFailed
+from pillarbox.outbox.dead_letters.inspect import DeadLetterTable
+from pillarbox.outbox.dead_letters.letter import Letter, Status, Summary
+from pillarbox.outbox.dead_letters.retry import Candidate, retry_all
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.logs.printable import printable
 
 _MAX_REASON: Final = 80
 _COLUMNS: Final = (

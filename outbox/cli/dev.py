@@ -13,23 +13,23 @@ from typing import Annotated, Final
 import psycopg
 import typer
 
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     BROKER_VARIABLE,
     DATABASE_VARIABLE,
     FAILED,
     command,
     new_app,
 )
-from outbox.cli.output import write_line
-from outbox.cli.supervisor import run_coroutine
-from outbox.dev.extensions import find_extensions
-from outbox.dev.parts import PILLARBOX, Part, Parts, say
-from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server
-from outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
-from outbox.postgres.connection import conninfo
-from outbox.testing.lifetime import free_port
-from outbox.url import without_password
+from pillarbox.outbox.cli.output import write_line
+from pillarbox.outbox.cli.supervisor import run_coroutine
+from pillarbox.outbox.dev.extensions import find_extensions
+from pillarbox.outbox.dev.parts import PILLARBOX, Part, Parts, say
+from pillarbox.outbox.dev.project import Project
+from pillarbox.outbox.dev.server import Server, choose_server
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.url import without_password
 
 _TICK: Final = 0.1
 _PAGE_PORT: Final = 8380

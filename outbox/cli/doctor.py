@@ -1,9 +1,16 @@
 """`pillarbox doctor`: what is wrong, and what to run to fix it."""
 
-from outbox.administration.check import status_of
-from outbox.administration.doctor import check_pooler, examine
-from outbox.cli.command import Database, Json, command, database_url, new_app, opened
-from outbox.cli.output import lines_of, write_json, write_line
+from pillarbox.outbox.administration.check import status_of
+from pillarbox.outbox.administration.doctor import check_pooler, examine
+from pillarbox.outbox.cli.command import (
+    Database,
+    Json,
+    command,
+    database_url,
+    new_app,
+    opened,
+)
+from pillarbox.outbox.cli.output import lines_of, write_json, write_line
 
 app = new_app()
 

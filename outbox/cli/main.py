@@ -12,18 +12,18 @@ import typer
 import typer.core
 from typing_extensions import override
 
-from outbox.cli.command import FAILED
-from outbox.errors import (
+from pillarbox.outbox.cli.command import FAILED
+from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     OutboxError,
     one_line,
     traceback_of,
 )
-from outbox.logs.printable import printable
-from outbox.observability.standard_error import write_error
-from outbox.postgres.remedy import remedy_of
-from outbox.url import without_secrets
+from pillarbox.outbox.logs.printable import printable
+from pillarbox.outbox.observability.standard_error import write_error
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.url import without_secrets
 
 GROUP: Final = "pillarbox.commands"
 """The entry points: a command's name, and its `typer.Typer`."""

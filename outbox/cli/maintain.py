@@ -6,16 +6,23 @@ from typing import Annotated
 import typer
 from psycopg.errors import Diagnostic
 
-from outbox.administration.upkeep import (
+from pillarbox.outbox.administration.upkeep import (
     UpkeepStep,
     accept_clock,
     maintain,
     plan_upkeep,
 )
-from outbox.cli.command import Database, DryRun, Json, command, new_app, opened
-from outbox.cli.output import warn, write_json, write_line
-from outbox.errors import ConfigError
-from outbox.logs.printable import count, printable
+from pillarbox.outbox.cli.command import (
+    Database,
+    DryRun,
+    Json,
+    command,
+    new_app,
+    opened,
+)
+from pillarbox.outbox.cli.output import warn, write_json, write_line
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.printable import count, printable
 
 app = new_app()
 

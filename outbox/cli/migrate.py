@@ -6,14 +6,20 @@ from typing import Annotated, Any, Literal
 import typer
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.administration.tenants import add_tenant_index, drop_tenant_index
-from outbox.cli.command import Database, command, database_url, new_app, opened
-from outbox.cli.output import warn
-from outbox.errors import ConfigError, MigrationError
-from outbox.logs.printable import for_shell
-from outbox.postgres.connection import conninfo
-from outbox.url import without_password
+from pillarbox.outbox.administration.migrate import migrate, migration_sql, unmigrate
+from pillarbox.outbox.administration.tenants import add_tenant_index, drop_tenant_index
+from pillarbox.outbox.cli.command import (
+    Database,
+    command,
+    database_url,
+    new_app,
+    opened,
+)
+from pillarbox.outbox.cli.output import warn
+from pillarbox.outbox.errors import ConfigError, MigrationError
+from pillarbox.outbox.logs.printable import for_shell
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.url import without_password
 
 app = new_app()
 

@@ -10,14 +10,14 @@ from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from outbox.duration import write_duration
-from outbox.logs.printable import printable
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.logs.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
 
-    from outbox.administration.check import Finding
+    from pillarbox.outbox.administration.check import Finding
 
 Show: TypeAlias = Callable[[int], None]
 """Shows how much is done."""

@@ -2,9 +2,13 @@
 
 from dataclasses import asdict
 
-from outbox.administration.partitions import draw_timeline, legend, read_partitions
-from outbox.cli.command import Database, Json, command, new_app, opened
-from outbox.cli.output import write_json, write_line
+from pillarbox.outbox.administration.partitions import (
+    draw_timeline,
+    legend,
+    read_partitions,
+)
+from pillarbox.outbox.cli.command import Database, Json, command, new_app, opened
+from pillarbox.outbox.cli.output import write_json, write_line
 
 app = new_app()
 

@@ -17,16 +17,16 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from outbox.cli.command import CHILD_VARIABLE, FAILED
-from outbox.errors import one_line
-from outbox.events import Event, Observers
-from outbox.gather import gather
-from outbox.observability.endpoints import listening
-from outbox.observability.heartbeat import HEARTBEAT_VARIABLE, beating
-from outbox.observability.logging import LogEvents
+from pillarbox.outbox.cli.command import CHILD_VARIABLE, FAILED
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import Event, Observers
+from pillarbox.outbox.gather import gather
+from pillarbox.outbox.observability.endpoints import listening
+from pillarbox.outbox.observability.heartbeat import HEARTBEAT_VARIABLE, beating
+from pillarbox.outbox.observability.logging import LogEvents
 
 if TYPE_CHECKING:
-    from outbox.observability.prometheus import PrometheusEvents
+    from pillarbox.outbox.observability.prometheus import PrometheusEvents
 
 LOOPBACK: Final = "127.0.0.1:0"
 """Where the parent asks for the endpoints of a process."""
@@ -171,7 +171,7 @@ class Processes:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(beating())
             if self._listen is not None and self._exported is not None:
-                from outbox.observability.gathered import Gathered
+                from pillarbox.outbox.observability.gathered import Gathered
 
                 gathered = Gathered(
                     self._addresses, self._exported.registry, self._stopping.is_set

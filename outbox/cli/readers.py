@@ -4,14 +4,14 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from outbox.administration.readers import (
+from pillarbox.outbox.administration.readers import (
     add_reader,
     count_of,
     drop_reader,
     held_by,
     list_readers,
 )
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     broker_url_if_given,
@@ -19,9 +19,9 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import write_json, write_line, write_table
-from outbox.errors import ConfigError
-from outbox.logs.printable import for_shell
+from pillarbox.outbox.cli.output import write_json, write_line, write_table
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.printable import for_shell
 
 _RIGHTS = "connect as a member of pillarbox_relay, or of pillarbox_monitor to list them"
 _TO_DROP = "connect as a member of pillarbox_operator"

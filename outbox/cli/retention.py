@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from outbox.administration.retention import (
+from pillarbox.outbox.administration.retention import (
     INTERVALS,
     Policy,
     change_policy,
     read_policies,
 )
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     command,
@@ -19,9 +19,9 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import write_json, write_line
-from outbox.duration import exact_duration, read_duration
-from outbox.errors import ConfigError
+from pillarbox.outbox.cli.output import write_json, write_line
+from pillarbox.outbox.duration import exact_duration, read_duration
+from pillarbox.outbox.errors import ConfigError
 
 app = new_app()
 

@@ -6,13 +6,13 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from outbox.administration.scheduled import (
+from pillarbox.outbox.administration.scheduled import (
     Change,
     cancel_message,
     list_scheduled,
     move_message,
 )
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     Key,
@@ -25,10 +25,10 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import write_json, write_line, write_table
-from outbox.duration import read_moment
-from outbox.errors import ConfigError
-from outbox.observability.message_life import read_id
+from pillarbox.outbox.cli.output import write_json, write_line, write_table
+from pillarbox.outbox.duration import read_moment
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability.message_life import read_id
 
 _COLUMNS: Final = ("id", "due in", "topic", "key", "tenant", "priority", "readers")
 _TO_READ: Final = "GRANT pillarbox_monitor TO its role"

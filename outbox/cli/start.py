@@ -8,19 +8,19 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Annotated, Any, Final, TypeAlias
 
-from outbox.cli.command import FAILED, duration_option
-from outbox.errors import (
+from pillarbox.outbox.cli.command import FAILED, duration_option
+from pillarbox.outbox.errors import (
     BrokerUnavailableError,
     DatabaseUnavailableError,
     OutboxError,
     PrerequisiteError,
     RefusedError,
 )
-from outbox.events import Event, StartDelayed
-from outbox.gather import end
-from outbox.observability.standard_error import write_error
-from outbox.postgres.remedy import remedy_of
-from outbox.retry import RECONNECT
+from pillarbox.outbox.events import Event, StartDelayed
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.observability.standard_error import write_error
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.retry import RECONNECT
 
 Wait: TypeAlias = Annotated[
     timedelta | None,

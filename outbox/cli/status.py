@@ -5,23 +5,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from outbox.administration.check import Finding, Severity, status_of
-from outbox.administration.checks.upkeep import Upkeep
-from outbox.administration.doctor import examine_quickly, run_checks
-from outbox.cli.command import (
+from pillarbox.outbox.administration.check import Finding, Severity, status_of
+from pillarbox.outbox.administration.checks.upkeep import Upkeep
+from pillarbox.outbox.administration.doctor import examine_quickly, run_checks
+from pillarbox.outbox.cli.command import (
     Database,
     Json,
     command,
     new_app,
     opened,
 )
-from outbox.cli.output import lines_of, write_json, write_line, write_table
-from outbox.duration import brief_duration, exact_duration, write_duration, write_rate
-from outbox.logs.printable import count
-from outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
-from outbox.observability.measures.processes import Process
-from outbox.observability.measures.reading import NEW
-from outbox.observability.overview import Overview
+from pillarbox.outbox.cli.output import lines_of, write_json, write_line, write_table
+from pillarbox.outbox.duration import (
+    brief_duration,
+    exact_duration,
+    write_duration,
+    write_rate,
+)
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
+from pillarbox.outbox.observability.measures.processes import Process
+from pillarbox.outbox.observability.measures.reading import NEW
+from pillarbox.outbox.observability.overview import Overview
 
 app = new_app()
 

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, Ty
 
 import typer
 
-from outbox.cli.command import Duration, duration_option
-from outbox.cli.processes import LOOPBACK, Parent
-from outbox.cli.start import Start
-from outbox.dead_letters.retry import Retrier
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler
-from outbox.dead_letters.statement import Schema
-from outbox.errors import ConfigError, OutboxError, leaves_of
-from outbox.events import Event, Observer, Observers
-from outbox.gather import end
-from outbox.observability.activity import Activity, Counts
-from outbox.observability.database_measure import DatabaseMeasure
-from outbox.observability.endpoints import FORMS, listening
-from outbox.observability.health import Health
-from outbox.observability.heartbeat import beating
-from outbox.observability.logging import LogEvents
-from outbox.observability.measures.reading import Scope
-from outbox.observability.standard_error import write_error
-from outbox.observability.watchdog import Watchdog
+from pillarbox.outbox.cli.command import Duration, duration_option
+from pillarbox.outbox.cli.processes import LOOPBACK, Parent
+from pillarbox.outbox.cli.start import Start
+from pillarbox.outbox.dead_letters.retry import Retrier
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.errors import ConfigError, OutboxError, leaves_of
+from pillarbox.outbox.events import Event, Observer, Observers
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.observability.activity import Activity, Counts
+from pillarbox.outbox.observability.database_measure import DatabaseMeasure
+from pillarbox.outbox.observability.endpoints import FORMS, listening
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.observability.heartbeat import beating
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.standard_error import write_error
+from pillarbox.outbox.observability.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from outbox.observability.prometheus import PrometheusEvents
+    from pillarbox.outbox.observability.prometheus import PrometheusEvents
 
 T = TypeVar("T")
 Background: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
@@ -87,7 +87,7 @@ class Watching:
         try:
             from prometheus_client import disable_created_metrics
 
-            from outbox.observability.prometheus import PrometheusEvents
+            from pillarbox.outbox.observability.prometheus import PrometheusEvents
         except ImportError as error:
             raise ConfigError(
                 f"listen={self.listen}: {error}; pip install 'pillarbox[cli]'"
@@ -149,7 +149,7 @@ class Watched:
         reported: list[Observer] = [LogEvents()]
         self._exported = exported = watching.metrics()
         if exported is not None:
-            from outbox.observability.prometheus import DatabaseMetrics
+            from pillarbox.outbox.observability.prometheus import DatabaseMetrics
 
             try:
                 own = metrics(exported)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     DATABASE_VARIABLE,
     Json,
     Limit,
@@ -17,11 +17,17 @@ from outbox.cli.command import (
     new_app,
     opened,
 )
-from outbox.cli.output import branch, draw, write_json, write_line, write_table
-from outbox.duration import brief_duration
-from outbox.errors import ConfigError, shorten
-from outbox.logs.printable import count
-from outbox.observability.message_life import (
+from pillarbox.outbox.cli.output import (
+    branch,
+    draw,
+    write_json,
+    write_line,
+    write_table,
+)
+from pillarbox.outbox.duration import brief_duration
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.observability.message_life import (
     MOST_MESSAGES,
     Databases,
     Found,

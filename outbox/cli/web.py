@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import override
 
-from outbox.cli.command import (
+from pillarbox.outbox.cli.command import (
     Broker,
     Codec,
     ConsumerPath,
@@ -20,11 +20,11 @@ from outbox.cli.command import (
     database_url,
     new_app,
 )
-from outbox.cli.output import write_line
-from outbox.errors import ConfigError
-from outbox.observability.endpoints import address_of
-from outbox.observability.endpoints import listen as open_socket
-from outbox.observability.logging import LogEvents
+from pillarbox.outbox.cli.output import write_line
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability.endpoints import address_of
+from pillarbox.outbox.observability.endpoints import listen as open_socket
+from pillarbox.outbox.observability.logging import LogEvents
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -64,8 +64,8 @@ def web(
 ) -> None:
     """Serve a page that shows dead letters, partitions and jobs, and repairs them."""
     try:
-        from outbox.web import Settings, TokenLogin, Viewer, web_app
-        from outbox.web.login import read_tokens
+        from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
+        from pillarbox.outbox.web.login import read_tokens
     except ImportError as error:
         raise ConfigError(str(error)) from error
     url = database_url(database)
@@ -117,7 +117,7 @@ async def _serve(made: "Starlette", opened: socket.socket, token: str | None) ->
 
 
 def _announce(made: "Starlette", where: str, token: str | None) -> None:
-    from outbox.web.events import WebStarted
+    from pillarbox.outbox.web.events import WebStarted
 
     address = f"http://{'localhost' if where.startswith(':') else ''}{where}"
     made.state.frame.observers.notify(WebStarted(address=address))

@@ -1,17 +1,17 @@
 """A message as the fields of a stream entry: its headers, and the payload beside them.
 
-The headers are those of `outbox.cloudevents.headers`, with the prefix `ce_`. The
+The headers are those of `pillarbox.outbox.cloudevents.headers`, with the prefix `ce_`. The
 payload's field has that prefix, too, so that no header can have its name.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
-from outbox.cloudevents.headers import from_headers, to_headers
-from outbox.cloudevents.raw_text import payload_of, text_of
-from outbox.errors import InvalidMessageError
-from outbox.message import Message
-from outbox.message_id import uuid7
+from pillarbox.outbox.cloudevents.headers import from_headers, to_headers
+from pillarbox.outbox.cloudevents.raw_text import payload_of, text_of
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
 
 PREFIX: Final = "ce_"
 PAYLOAD: Final = b"ce_data"

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority
-from outbox.limits import check_received
-from outbox.message import Message
-from outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.limits import check_received
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import is_uuid7, moment_of
 
 CONTENT_TYPE: Final = "content-type"
 _SPEC_VERSION: Final = "1.0"

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, unquote
 
-from outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
-from outbox.cloudevents.json_headers import read_json_headers
-from outbox.errors import InvalidMessageError
-from outbox.limits import STORED_HEADERS, check_reserved
-from outbox.message import Message
+from pillarbox.outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
+from pillarbox.outbox.cloudevents.json_headers import read_json_headers
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.limits import STORED_HEADERS, check_reserved
+from pillarbox.outbox.message import Message
 
 PREFIX: Final = "ce-"
 OWN: Final = "pillarbox-headers"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 
-from outbox.errors import InvalidMessageError
+from pillarbox.outbox.errors import InvalidMessageError
 
 
 def read_json_headers(value: str | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 ID: Final = "webhook-id"
 TIMESTAMP: Final = "webhook-timestamp"

@@ -4,5 +4,5 @@
 selects dead letters, `inspect` lists, shows and discards them. `retry` retries them
 with a `Retrier`: the relay's publishes, the inbox's calls the handler. `schedule` does
 so at fixed times. The commands are in
-`outbox.cli.dead_letters`.
+`pillarbox.outbox.cli.dead_letters`.
 """

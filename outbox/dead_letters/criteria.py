@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outbox.dead_letters.letter import Status
+from pillarbox.outbox.dead_letters.letter import Status
 
 
 class ListPosition(NamedTuple):

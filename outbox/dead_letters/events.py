@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

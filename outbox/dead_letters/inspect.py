@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.criteria import Criteria, ListPosition
-from outbox.dead_letters.letter import Letter, Summary
-from outbox.dead_letters.retry import Candidate
-from outbox.dead_letters.statement import Schema, Statement, statement
-from outbox.errors import ConfigError
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.dead_letters.criteria import Criteria, ListPosition
+from pillarbox.outbox.dead_letters.letter import Letter, Summary
+from pillarbox.outbox.dead_letters.retry import Candidate
+from pillarbox.outbox.dead_letters.statement import Schema, Statement, statement
+from pillarbox.outbox.errors import ConfigError
 
 _PAGE: Final = 1000
 

@@ -11,11 +11,11 @@ from uuid import UUID
 
 from typing_extensions import override
 
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority
-from outbox.message import Message
-from outbox.message_id import is_uuid7
-from outbox.payload.json_codec import is_json
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import is_uuid7
+from pillarbox.outbox.payload.json_codec import is_json
 
 SHORTENED: Final = "…"
 """The end of a topic that was cut off, because it is too long for the table's index."""

@@ -17,9 +17,9 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
-from outbox.dead_letters.letter import Letter
-from outbox.dead_letters.statement import Schema, Statement
+from pillarbox.outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
+from pillarbox.outbox.dead_letters.letter import Letter
+from pillarbox.outbox.dead_letters.statement import Schema, Statement
 
 
 class Candidate(NamedTuple):

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from outbox.dead_letters.events import RetryRunEnded, RetryRunFailed
-from outbox.dead_letters.retry import Candidate, Retrier, retry_all
-from outbox.dead_letters.statement import Schema, Statement
-from outbox.errors import one_line
-from outbox.events import Event
-from outbox.retry import RetryPolicy
+from pillarbox.outbox.dead_letters.events import RetryRunEnded, RetryRunFailed
+from pillarbox.outbox.dead_letters.retry import Candidate, Retrier, retry_all
+from pillarbox.outbox.dead_letters.statement import Schema, Statement
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.retry import RetryPolicy
 
 _FIRST_DELAY: Final = timedelta(minutes=10)
 

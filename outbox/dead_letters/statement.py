@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal, LiteralString, TypeAlias
 
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.sql_files import load
 
 Schema: TypeAlias = Literal["outbox", "inbox"]
 

@@ -2,8 +2,8 @@
 
 import psycopg
 
-from outbox.postgres.connection import conninfo
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.postgres.sql_files import load
 
 
 def find_extensions(url: str) -> tuple[bool, bool]:

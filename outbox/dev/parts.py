@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 
 Show: TypeAlias = Callable[[str, str], None]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from outbox.errors import ConfigError
-from outbox.testing.lifetime import free_port, unprivileged_user
-from outbox.testing.wheel import everybody_can_enter
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.lifetime import free_port, unprivileged_user
+from pillarbox.outbox.testing.wheel import everybody_can_enter
 
 _FOLDER: Final = ".pillarbox"
 _FOR_ROOT: Final = Path("/var/lib/pillarbox")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from outbox.dev.project import Project
-from outbox.errors import ConfigError
-from outbox.testing.cluster import (
+from pillarbox.outbox.dev.project import Project
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.cluster import (
     CRON_SETTINGS,
     SETTINGS,
     Cluster,
@@ -16,7 +16,7 @@ from outbox.testing.cluster import (
     missing_extensions,
     usable,
 )
-from outbox.testing.lifetime import unprivileged_user
+from pillarbox.outbox.testing.lifetime import unprivileged_user
 
 _SETTINGS: Final = {
     **SETTINGS,

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from outbox.errors import CodecError, InvalidMessageError
-from outbox.lane import priority_of
-from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
-from outbox.log.claims import ClaimPlan
-from outbox.log.config import ReadingConfig
-from outbox.log.lanes.batch import (
+from pillarbox.outbox.errors import CodecError, InvalidMessageError
+from pillarbox.outbox.lane import priority_of
+from pillarbox.outbox.limits import STORED_HEADERS, check_reserved, reserved_header
+from pillarbox.outbox.log.claims import ClaimPlan
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     CANCELLED,
     ENDED,
@@ -25,8 +25,8 @@ from outbox.log.lanes.batch import (
     ClaimedBatch,
     ClaimedMessage,
 )
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.keys import (
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.keys import (
     LONG_AGO,
     Draining,
     LaneKey,
@@ -34,17 +34,17 @@ from outbox.log.lanes.keys import (
     WaitingClaim,
     WaitingMessage,
 )
-from outbox.log.lanes.lane import Extent, Lane
-from outbox.log.registration import read_record
-from outbox.log.settle import move_fences
-from outbox.log.takeover import Clock, RefreshNeededError
-from outbox.log.view import ReadView
-from outbox.message import Message
-from outbox.message_id import is_uuid7
-from outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
-from outbox.postgres.connection import Connection
-from outbox.postgres.rows import rows_of
-from outbox.postgres.sql_files import load, load_numbered
+from pillarbox.outbox.log.lanes.lane import Extent, Lane
+from pillarbox.outbox.log.registration import read_record
+from pillarbox.outbox.log.settle import move_fences
+from pillarbox.outbox.log.takeover import Clock, RefreshNeededError
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import is_uuid7
+from pillarbox.outbox.payload.payload_codec import PayloadCodec, decoded, is_encoded
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.rows import rows_of
+from pillarbox.outbox.postgres.sql_files import load, load_numbered
 
 _MOST_SKIPPED: Final = 1000
 """After so many messages of other topics, a lane's position is stored without others.

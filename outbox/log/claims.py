@@ -7,12 +7,12 @@ the transaction; only if that is far below the position, a refresh must find the
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from outbox.array_literal import moment_array, plain_array
-from outbox.log.hidden import Floors, Hidden
-from outbox.log.lanes.lane import BEGINNING, Lane
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Part, Progress
-from outbox.log.view import ReadView
+from pillarbox.outbox.array_literal import moment_array, plain_array
+from pillarbox.outbox.log.hidden import Floors, Hidden
+from pillarbox.outbox.log.lanes.lane import BEGINNING, Lane
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Part, Progress
+from pillarbox.outbox.log.view import ReadView
 
 FAR: Final = 100_000
 """So many rows above its floor, a late row is searched by its transaction."""

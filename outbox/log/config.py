@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError
-from outbox.payload.payload_codec import PayloadCodec
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.payload.payload_codec import PayloadCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import Final
 
 import psycopg
 
-from outbox.errors import DatabaseUnavailableError
-from outbox.events import Event
-from outbox.log.events import DatabaseLost, DatabaseRecovered
-from outbox.retry import RECONNECT
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.events import DatabaseLost, DatabaseRecovered
+from pillarbox.outbox.retry import RECONNECT
 
 DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
 

@@ -4,9 +4,9 @@ import logging
 from dataclasses import dataclass
 from typing import Self
 
-from outbox.errors import message_of
-from outbox.events import Event
-from outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.errors import message_of
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.postgres.remedy import remedy_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

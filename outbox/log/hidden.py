@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
-from outbox.log.position import Snapshot
+from pillarbox.outbox.log.position import Snapshot
 
 _MOST_NOTES: Final = 256
 _NEVER: Final = 2**63 - 1

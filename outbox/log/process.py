@@ -28,18 +28,18 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.errors import (
+from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     PrerequisiteError,
     message_of,
 )
-from outbox.events import Event
-from outbox.gather import end, gather
-from outbox.lane import PRIORITIES, lanes_of
-from outbox.log.claim import claim_batch
-from outbox.log.config import ReadingConfig
-from outbox.log.events import (
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.gather import end, gather
+from pillarbox.outbox.lane import PRIORITIES, lanes_of
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.events import (
     DatabaseLost,
     DatabaseRecovered,
     LanesFree,
@@ -47,14 +47,19 @@ from outbox.log.events import (
     LeaseLost,
     LeaseTaken,
 )
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.registration import Registration
-from outbox.log.settle import WRITES
-from outbox.log.sweep import sweep_lanes
-from outbox.log.wakeup import wake_lanes
-from outbox.logs.printable import for_sql
-from outbox.postgres.advisory_lock import END_FOREIGN, Lock, LockHolder, reader_class
-from outbox.postgres.connection import (
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.registration import Registration
+from pillarbox.outbox.log.settle import WRITES
+from pillarbox.outbox.log.sweep import sweep_lanes
+from pillarbox.outbox.log.wakeup import wake_lanes
+from pillarbox.outbox.logs.printable import for_sql
+from pillarbox.outbox.postgres.advisory_lock import (
+    END_FOREIGN,
+    Lock,
+    LockHolder,
+    reader_class,
+)
+from pillarbox.outbox.postgres.connection import (
     NOT_PREPARED,
     Connection,
     Link,
@@ -62,13 +67,13 @@ from outbox.postgres.connection import (
     check_writable,
     connect,
 )
-from outbox.postgres.days import MAKE_DAYS, Days
-from outbox.postgres.doorbell import Doorbell
-from outbox.postgres.lease import RETRY, Lease
-from outbox.postgres.pooler_check import refuse_pooler_async
-from outbox.postgres.remedy import remedy_of
-from outbox.postgres.schema_version import read_version, refuse_older
-from outbox.url import without_password
+from pillarbox.outbox.postgres.days import MAKE_DAYS, Days
+from pillarbox.outbox.postgres.doorbell import Doorbell
+from pillarbox.outbox.postgres.lease import RETRY, Lease
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler_async
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.postgres.schema_version import read_version, refuse_older
+from pillarbox.outbox.url import without_password
 
 SETTINGS: Final = {
     # If a server crash loses a settlement, its messages are published or delivered

@@ -18,8 +18,8 @@ from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
-from outbox.log.hidden import Floors, Hidden
-from outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.hidden import Floors, Hidden
+from pillarbox.outbox.log.position import Position, Snapshot
 
 # Each claim asks each lane, and these are no calls of Python.
 _DAY: Final = itemgetter(0)

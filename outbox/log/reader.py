@@ -1,7 +1,7 @@
 """A reader of the outbox: its takeovers and claims."""
 
-from outbox.log.claims import Claims
-from outbox.log.takeover import Takeover
+from pillarbox.outbox.log.claims import Claims
+from pillarbox.outbox.log.takeover import Takeover
 
 
 class LogReader:

@@ -10,14 +10,14 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
-from outbox.brokers.options import DIRECT
-from outbox.errors import ConfigError
-from outbox.events import Event
-from outbox.log.events import BrokerDiffers, BrokerMatches, ReaderDropped
-from outbox.log.position import Position, Snapshot
-from outbox.logs.printable import for_shell
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.brokers.options import DIRECT
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.events import BrokerDiffers, BrokerMatches, ReaderDropped
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.logs.printable import for_shell
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 SWITCH: Final = (
     "correct the broker's URL; or, if all messages are to go to this one from now on, "

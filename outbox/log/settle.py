@@ -13,16 +13,16 @@ from typing import Final, TypeAlias
 
 import psycopg
 
-from outbox.array_literal import moment_array, plain_array
-from outbox.cloudevents.raw_text import storable_reason
-from outbox.limits import MAX_WAIT
-from outbox.log.claims import arrays_of
-from outbox.log.lanes.batch import ClaimedMessage, Disposition
-from outbox.log.lanes.lane import Advance, Lane
-from outbox.log.reader import LogReader
-from outbox.log.takeover import SKEW, Clock
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.array_literal import moment_array, plain_array
+from pillarbox.outbox.cloudevents.raw_text import storable_reason
+from pillarbox.outbox.limits import MAX_WAIT
+from pillarbox.outbox.log.claims import arrays_of
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage, Disposition
+from pillarbox.outbox.log.lanes.lane import Advance, Lane
+from pillarbox.outbox.log.reader import LogReader
+from pillarbox.outbox.log.takeover import SKEW, Clock
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 WRITES: Final = ("outbox.position", "outbox.deferral", "outbox.dead_letter")
 """The tables into which a settlement inserts."""

@@ -7,15 +7,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
-from outbox.events import Event
-from outbox.log.claim import since_of
-from outbox.log.config import ReadingConfig
-from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.keys import FAR_AWAY, WaitingMessage
-from outbox.postgres.connection import Link
-from outbox.postgres.rows import rows_of
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.claim import since_of
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.keys import FAR_AWAY, WaitingMessage
+from pillarbox.outbox.postgres.connection import Link
+from pillarbox.outbox.postgres.rows import rows_of
+from pillarbox.outbox.postgres.sql_files import load
 
 _LAST_ENTRY: Final = 2**63 - 1
 # Many messages that are due one after the other are found together, and the searches

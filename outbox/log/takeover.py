@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, NoReturn
 
-from outbox.errors import ConfigError
-from outbox.log.claims import FAR, NO_END, Claims, arrays_of
-from outbox.log.hidden import Floors
-from outbox.log.lanes.lane import BEGINNING, Lane
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored, fence_of
-from outbox.log.view import ReadView
-from outbox.postgres.connection import Connection
-from outbox.postgres.rows import rows_of
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.log.claims import FAR, NO_END, Claims, arrays_of
+from pillarbox.outbox.log.hidden import Floors
+from pillarbox.outbox.log.lanes.lane import BEGINNING, Lane
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Day, Progress, Stored, fence_of
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.rows import rows_of
+from pillarbox.outbox.postgres.sql_files import load
 
 SKEW: Final = timedelta(hours=1)
 """How far the clocks of writers may be off."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from outbox.log.position import Snapshot
+from pillarbox.outbox.log.position import Snapshot
 
 
 class ReadView(NamedTuple):

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Final
 
-from outbox.log.lanes.board import LaneBoard
-from outbox.postgres.doorbell import Armed, Doorbell
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.postgres.doorbell import Armed, Doorbell
 
 _FIRST_PAUSE: Final = 0.005
 _LAST_PAUSE: Final = 0.05

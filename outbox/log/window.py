@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import TypeAlias
 
-from outbox.log.position import Snapshot
-from outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.position import Snapshot
+from pillarbox.outbox.log.progress import Day, Progress, Stored
 
 Place: TypeAlias = tuple[int, datetime]
 """The seq and created_at of a row. Seqs alone repeat if the sequence was set back."""

@@ -6,9 +6,9 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Final
 
-from outbox.duration import exact_duration
-from outbox.events import Event
-from outbox.logs.printable import printable
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.logs.printable import printable
 
 STACKTRACE: Final = "stacktrace"
 """The field of an event that is logged on separate lines, unless it is None."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, Protocol
 
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 IDLE_INTERVALS: Final = 60
 """After this many intervals without activity, the process reports anyway."""

@@ -16,15 +16,18 @@ from typing import Final
 
 import psycopg
 
-from outbox.administration.check import Finding
-from outbox.administration.connection import AdministrationConnection, errors_explained
-from outbox.administration.doctor import OF_PROCESSES, find_quickly
-from outbox.errors import OutboxError, one_line
-from outbox.events import Event, Observer
-from outbox.observability.measures.pins import Pin
-from outbox.observability.measures.reading import Scope
-from outbox.observability.overview import Overview, read_overview
-from outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
+from pillarbox.outbox.administration.check import Finding
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    errors_explained,
+)
+from pillarbox.outbox.administration.doctor import OF_PROCESSES, find_quickly
+from pillarbox.outbox.errors import OutboxError, one_line
+from pillarbox.outbox.events import Event, Observer
+from pillarbox.outbox.observability.measures.pins import Pin
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.overview import Overview, read_overview
+from pillarbox.outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
 
 APPLICATION_NAME: Final = "pillarbox metrics"
 """The application_name of the session that measures, in `pg_stat_activity`."""

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outbox.observability.http_server import Handler
+    from pillarbox.outbox.observability.http_server import Handler
 
 FORMS: Final = "8080, :8080, 127.0.0.1:8080, [::1]:8080, localhost:8080"
 
@@ -73,7 +73,7 @@ async def listening(
     Raises:
         ConfigError: the address is malformed, or the process can't listen on it.
     """
-    from outbox.observability.http_server import serve
+    from pillarbox.outbox.observability.http_server import serve
 
     opened = listen(address)
     where = address_of(opened)

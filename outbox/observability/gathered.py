@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from outbox.observability.health import answer_live, answer_ready
-from outbox.observability.http_server import Handler
+from pillarbox.outbox.observability.health import answer_live, answer_ready
+from pillarbox.outbox.observability.http_server import Handler
 
 _LIMIT = ClientTimeout(total=5)
 

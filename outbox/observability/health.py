@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from outbox.events import Event, StartDelayed
+from pillarbox.outbox.events import Event, StartDelayed
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from outbox.observability.http_server import Handler
+    from pillarbox.outbox.observability.http_server import Handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class Health:
 
 async def answer_live(_: "web.BaseRequest") -> "web.StreamResponse":
     """Answer `/live`."""
-    from outbox.observability.http_server import answer
+    from pillarbox.outbox.observability.http_server import answer
 
     return answer(HTTPStatus.OK, {"live": True})
 
 
 def answer_ready(waits_for: Sequence[str]) -> "web.StreamResponse":
     """Answer `/ready`: 200, unless there is something that is waited for."""
-    from outbox.observability.http_server import answer
+    from pillarbox.outbox.observability.http_server import answer
 
     status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
     return answer(status, {"ready": not waits_for, "waits_for": waits_for})

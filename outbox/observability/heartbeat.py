@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 HEARTBEAT_VARIABLE: Final = "PILLARBOX_HEARTBEAT_FILE"
 INTERVAL_SECONDS: Final = 5.0

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from outbox.events import Event, Observer
-from outbox.logs.event_record import log_event
-from outbox.logs.printable import printable
+from pillarbox.outbox.events import Event, Observer
+from pillarbox.outbox.logs.event_record import log_event
+from pillarbox.outbox.logs.printable import printable
 
 # The maximum number of subjects whose repetitions are counted.
 _MAX_REPEATED: Final = 10_000

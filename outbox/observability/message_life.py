@@ -18,13 +18,13 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.errors import ConfigError, shorten
-from outbox.lane import PRIORITIES, Priority, lane_of, priority_of
-from outbox.logs.printable import count as many
-from outbox.message_id import is_uuid7, moment_of
-from outbox.observability.measures.processes import Process, list_processes
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.lane import PRIORITIES, Priority, lane_of, priority_of
+from pillarbox.outbox.logs.printable import count as many
+from pillarbox.outbox.message_id import is_uuid7, moment_of
+from pillarbox.outbox.observability.measures.processes import Process, list_processes
+from pillarbox.outbox.postgres.sql_files import load
 
 MOST_MESSAGES: Final = 200
 """How many messages of a tree are read by default."""

@@ -41,16 +41,16 @@ try:
     from opentelemetry.util.types import AttributeValue
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"outbox.observability.opentelemetry: {error}; pip install 'pillarbox[otel]'",
+        f"pillarbox.outbox.observability.opentelemetry: {error}; pip install 'pillarbox[otel]'",
         name=error.name,
     ) from error
 
-from outbox import tracing
-from outbox.errors import one_line
-from outbox.events import TracingFailed
-from outbox.message import Message
-from outbox.observability.logging import LogEvents
-from outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
+from pillarbox.outbox import tracing
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import TracingFailed
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
 
 Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
 
@@ -77,7 +77,7 @@ def instrument(
     """Trace every message that this process adds, publishes or handles from now on.
 
     Call it once, when the process starts. A second call replaces the first one's
-    settings. It sets `outbox.tracing.tracer`, and also returns it.
+    settings. It sets `pillarbox.outbox.tracing.tracer`, and also returns it.
 
     Args:
         tracer_provider: by default, the one that OpenTelemetry's SDK is set up with,
@@ -120,7 +120,7 @@ def _safely(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Tracing:
-    """The `outbox.tracing.Tracer` that `instrument` creates."""
+    """The `pillarbox.outbox.tracing.Tracer` that `instrument` creates."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None, attributes: Describe | None

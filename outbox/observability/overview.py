@@ -12,19 +12,22 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from outbox.administration.check import Finding
-from outbox.administration.checks.upkeep import Upkeep, read_upkeep
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import load_sides
-from outbox.errors import UpkeepError
-from outbox.observability.measures.backlog import (
+from pillarbox.outbox.administration.check import Finding
+from pillarbox.outbox.administration.checks.upkeep import Upkeep, read_upkeep
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.sides import load_sides
+from pillarbox.outbox.errors import UpkeepError
+from pillarbox.outbox.observability.measures.backlog import (
     Backlog,
     Rate,
     read_backlog,
     read_rate,
 )
-from outbox.observability.measures.consumers import ConsumerStatus, read_consumers
-from outbox.observability.measures.failures import (
+from pillarbox.outbox.observability.measures.consumers import (
+    ConsumerStatus,
+    read_consumers,
+)
+from pillarbox.outbox.observability.measures.failures import (
     Blocked,
     DeadLetters,
     OpenJobs,
@@ -32,11 +35,16 @@ from outbox.observability.measures.failures import (
     read_dead_letters,
     read_jobs,
 )
-from outbox.observability.measures.pins import Pin, read_pins
-from outbox.observability.measures.processes import Processes, read_processes
-from outbox.observability.measures.reading import Part, Reading, Scope, attempt
-from outbox.observability.measures.tables import Table, read_tables
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.observability.measures.pins import Pin, read_pins
+from pillarbox.outbox.observability.measures.processes import Processes, read_processes
+from pillarbox.outbox.observability.measures.reading import (
+    Part,
+    Reading,
+    Scope,
+    attempt,
+)
+from pillarbox.outbox.observability.measures.tables import Table, read_tables
+from pillarbox.outbox.postgres.sql_files import load
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from outbox.errors import one_line
-from outbox.events import Event, Observer, ProcessMeasured
-from outbox.gather import end
-from outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import Event, Observer, ProcessMeasured
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.postgres.remedy import remedy_of
 
 INTERVAL: Final = 10.0
 """Seconds between two updates of the row."""

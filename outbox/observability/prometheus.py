@@ -17,13 +17,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
-from outbox.administration.check import Finding, Severity
-from outbox.events import Event
-from outbox.logs.printable import printable
-from outbox.observability.database_measure import DatabaseMeasured, DatabaseNotMeasured
-from outbox.observability.http_server import Handler
-from outbox.observability.latency import Latencies
-from outbox.observability.overview import Overview
+from pillarbox.outbox.administration.check import Finding, Severity
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.logs.printable import printable
+from pillarbox.outbox.observability.database_measure import (
+    DatabaseMeasured,
+    DatabaseNotMeasured,
+)
+from pillarbox.outbox.observability.http_server import Handler
+from pillarbox.outbox.observability.latency import Latencies
+from pillarbox.outbox.observability.overview import Overview
 
 OTHER: Final = "other"
 """The label shared by all topics without their own label."""

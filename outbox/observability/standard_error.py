@@ -17,7 +17,7 @@ from typing import IO, Final
 
 from typing_extensions import override
 
-from outbox.errors import one_line
+from pillarbox.outbox.errors import one_line
 
 PATIENCE: Final = 2.0
 """Maximum number of seconds that the end of a process waits for a reader."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
-from outbox.errors import place_in
-from outbox.events import Event
-from outbox.logs.event_record import log_event
-from outbox.observability.standard_error import write_error
+from pillarbox.outbox.errors import place_in
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.logs.event_record import log_event
+from pillarbox.outbox.observability.standard_error import write_error
 
 STUCK: Final = 70
 """The exit status: EX_SOFTWARE of sysexits.h."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from json import dumps
 from typing import Any, Final
 
-from outbox.errors import ConfigError
-from outbox.payload import json_codec as codec
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.payload import json_codec as codec
 
 VERSION: Final = "3.0.0"
 _ANNOTATIONS: Final = frozenset(

@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any, Final
 
-from outbox.errors import CodecError
-from outbox.payload.jsonable import jsonable, plain
+from pillarbox.outbox.errors import CodecError
+from pillarbox.outbox.payload.jsonable import jsonable, plain
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"

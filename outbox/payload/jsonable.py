@@ -25,7 +25,7 @@ from functools import singledispatch
 from typing import Any, Final
 from uuid import UUID
 
-from outbox.errors import CodecError
+from pillarbox.outbox.errors import CodecError
 
 _YEAR: Final = 365
 _MASKED: Final = repr("*" * 10)

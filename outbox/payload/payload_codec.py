@@ -13,10 +13,10 @@ Topic, key and headers are not encoded: put secrets into the payload only.
 import re
 from typing import Final, Protocol, runtime_checkable
 
-from outbox.errors import CodecError, ConfigError, shorten
-from outbox.import_path import import_object
-from outbox.message import Message
-from outbox.payload.json_codec import BINARY
+from pillarbox.outbox.errors import CodecError, ConfigError, shorten
+from pillarbox.outbox.import_path import import_object
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload.json_codec import BINARY
 
 CODEC_HEADER: Final = "pillarbox-codec"
 CONTENT_TYPE_HEADER: Final = "pillarbox-content-type"

@@ -8,9 +8,14 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar, get_origin
 
-from outbox.errors import ConfigError, InvalidMessageError, check_type, shorten
-from outbox.message import Message
-from outbox.payload import json_codec as codec
+from pillarbox.outbox.errors import (
+    ConfigError,
+    InvalidMessageError,
+    check_type,
+    shorten,
+)
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload import json_codec as codec
 
 T = TypeVar("T", bound=type)
 
@@ -261,7 +266,7 @@ def validator_of(schema: Any) -> Validator:
 def _load(kind: tuple[str, str, str], schema: Any) -> Validator:
     module, name, library = kind
     try:
-        found = importlib.import_module(f"outbox.payload.validators.{module}")
+        found = importlib.import_module(f"pillarbox.outbox.payload.validators.{module}")
     except ModuleNotFoundError as error:
         if error.name != library:
             raise

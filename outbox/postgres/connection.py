@@ -17,15 +17,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from typing_extensions import override
 
-from outbox.errors import (
+from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseRefusedError,
     DatabaseUnavailableError,
     message_of,
 )
-from outbox.postgres.remedy import is_final
-from outbox.postgres.sql_files import load
-from outbox.url import FileUrl, scheme_of, without_password
+from pillarbox.outbox.postgres.remedy import is_final
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.url import FileUrl, scheme_of, without_password
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from outbox.errors import one_line
-from outbox.events import Event, Observer
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.errors import one_line
+from pillarbox.outbox.events import Event, Observer
+from pillarbox.outbox.postgres.sql_files import load
 
 MAKE_DAYS: Final = load("outbox", "make_days")
 _INTERVAL: Final = 3600.0

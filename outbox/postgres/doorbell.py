@@ -18,10 +18,10 @@ from typing import Final
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from outbox.errors import DatabaseUnavailableError
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from outbox.postgres.connection import Connection, Link, Server
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.postgres.connection import Connection, Link, Server
+from pillarbox.outbox.postgres.sql_files import load
 
 _BROKEN: Final = (psycopg.Error, DatabaseUnavailableError)
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 
 async def identify_outbox(connection: Connection) -> str:

@@ -31,11 +31,16 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from outbox.duration import exact_duration
-from outbox.errors import ConfigError, DatabaseUnavailableError
-from outbox.postgres.advisory_lock import Lock, LockHolder
-from outbox.postgres.connection import Connection, Link, Server, check_writable
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError
+from pillarbox.outbox.postgres.advisory_lock import Lock, LockHolder
+from pillarbox.outbox.postgres.connection import (
+    Connection,
+    Link,
+    Server,
+    check_writable,
+)
+from pillarbox.outbox.postgres.sql_files import load
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10

@@ -12,10 +12,10 @@ from uuid import uuid4
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from outbox.errors import DatabaseUnavailableError, PoolerError, message_of
-from outbox.postgres.connection import Connection, connect
-from outbox.postgres.superuser import refuse_superuser
-from outbox.url import without_password
+from pillarbox.outbox.errors import DatabaseUnavailableError, PoolerError, message_of
+from pillarbox.outbox.postgres.connection import Connection, connect
+from pillarbox.outbox.postgres.superuser import refuse_superuser
+from pillarbox.outbox.url import without_password
 
 _APPLICATION: Final = "pillarbox pooler check"
 LIMIT = 60.0

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from outbox.errors import message_of, sqlstate_of
+from pillarbox.outbox.errors import message_of, sqlstate_of
 
 READ_ONLY: Final = "25006"
 _UNKNOWN: Final = (

@@ -7,9 +7,9 @@ from typing import Final
 
 import psycopg
 
-from outbox.errors import PrerequisiteError
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.errors import PrerequisiteError
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 READ_VERSION: Final = load("outbox", "read_schema_version")
 
@@ -17,7 +17,10 @@ READ_VERSION: Final = load("outbox", "read_schema_version")
 @cache
 def newest_version() -> str:
     """Return the newest version of this program's migrations."""
-    names = (f.name for f in files("outbox.migrations").joinpath("versions").iterdir())
+    names = (
+        f.name
+        for f in files("pillarbox.outbox.migrations").joinpath("versions").iterdir()
+    )
     return max(match[0] for name in names if (match := re.match(r"\d{4}", name)))
 
 

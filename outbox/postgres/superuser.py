@@ -6,9 +6,9 @@ of the session. `SET ROLE` doesn't help: a function can `RESET ROLE`.
 
 from typing import Final
 
-from outbox.errors import ConfigError
-from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, Connection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 LIST_LESSER_OWNERS: Final = load("outbox", "list_lesser_owners")
 

@@ -1,6 +1,6 @@
 -- Does:  Find out where pg_cron runs its jobs.
 -- Takes: nothing
--- Gives: the fields of outbox.administration.checks.upkeep.CronHome; heeds_nodes is false as well if this role can't see it
+-- Gives: the fields of pillarbox.outbox.administration.checks.upkeep.CronHome; heeds_nodes is false as well if this role can't see it
 -- Index: none
 -- A role that may not read the settings assumes this database: pg_cron can't be installed elsewhere.
 SELECT i.installed AND coalesce(s.home = current_database(), false),

@@ -1,6 +1,6 @@
 -- Does:  Find messages by id, and what led to them.
 -- Takes: ids, first and last (created_at of the days to look in; infinite for all days)
--- Gives: the columns of outbox.message_envelope that are fields of outbox.observability.message_life.Envelope
+-- Gives: the columns of outbox.message_envelope that are fields of pillarbox.outbox.observability.message_life.Envelope
 -- Index: message_pkey of each partition between first and last
 SELECT id, created_at, seq, lane, schema_version, topic, key, tenant, available_at,
        content_type, payload_bytes, causation_id, traceparent

@@ -1,6 +1,6 @@
 -- Does:  List dead letters, newest first, without the columns that the monitor may not read.
 -- Takes: as select_dead_letters.sql; before_at and before_id (null: from the newest), max_rows (null: all)
--- Gives: the columns of outbox.dead_letters.letter.Summary
+-- Gives: the columns of pillarbox.outbox.dead_letters.letter.Summary
 -- Index: as select_dead_letters.sql
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by

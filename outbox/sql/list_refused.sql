@@ -1,6 +1,6 @@
 -- Does:  List messages that were refused and wait for their next attempt, oldest first, and count them up to a number of each reader and day.
 -- Takes: max_rows, most (that are counted)
--- Gives: the fields of outbox.observability.measures.failures.Refused; and keys (blocked by those counted, of each reader), without_key (messages that block no key), is_complete (whether all are counted; else these are the oldest of those counted), the same in each row
+-- Gives: the fields of pillarbox.outbox.observability.measures.failures.Refused; and keys (blocked by those counted, of each reader), without_key (messages that block no key), is_complete (whether all are counted; else these are the oldest of those counted), the same in each row
 -- Index: see outbox.open_deferrals; message_pkey for the topics
 WITH refused AS MATERIALIZED (
     SELECT d.* FROM outbox.open_deferrals(at_most => %(most)s + 1, only_refused => true) AS d LIMIT %(most)s + 1

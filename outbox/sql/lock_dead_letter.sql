@@ -1,6 +1,6 @@
 -- Does:  Lock a dead letter that is still PENDING, unless another session has locked it.
 -- Takes: id, created_at
--- Gives: the columns of outbox.dead_letters.letter.Letter, or nothing
+-- Gives: the columns of pillarbox.outbox.dead_letters.letter.Letter, or nothing
 -- Index: dead_letter_pkey, in one partition
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by,

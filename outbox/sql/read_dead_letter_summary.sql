@@ -1,6 +1,6 @@
 -- Does:  Read the part of a dead letter that the monitor may read, and whether this role may read the rest.
 -- Takes: id
--- Gives: the columns of outbox.dead_letters.letter.Summary; schema_version, priority, content_type, whether payload, headers and stack trace can be read
+-- Gives: the columns of pillarbox.outbox.dead_letters.letter.Summary; schema_version, priority, content_type, whether payload, headers and stack trace can be read
 -- Index: dead_letter_pkey
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by,

@@ -1,11 +1,11 @@
 """Helpers for tests: added messages, events to wait for, and real servers.
 
-`added` returns the messages that were added to a session. `outbox.testing.events`
-provides an observer that lets a test wait for events, `outbox.testing.postgres` and its
-siblings start servers that run during a `with` block, and `outbox.testing.plugin`
+`added` returns the messages that were added to a session. `pillarbox.outbox.testing.events`
+provides an observer that lets a test wait for events, `pillarbox.outbox.testing.postgres` and its
+siblings start servers that run during a `with` block, and `pillarbox.outbox.testing.plugin`
 provides fixtures.
 """
 
-from outbox.testing.added import added
+from pillarbox.outbox.testing.added import added
 
 __all__ = ["added"]

@@ -5,12 +5,12 @@ from typing import Any, Final, TypeVar, overload
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from outbox.errors import ConfigError
-from outbox.message import Message
-from outbox.payload.schema_registry import REGISTRY
-from outbox.session import AnySession
-from outbox.unsent import uncommitted
-from outbox.writer import sync_session
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.payload.schema_registry import REGISTRY
+from pillarbox.outbox.session import AnySession
+from pillarbox.outbox.unsent import uncommitted
+from pillarbox.outbox.writer import sync_session
 
 __all__ = ["added"]
 

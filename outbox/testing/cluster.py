@@ -17,14 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-from outbox.errors import ConfigError, OutboxError
-from outbox.testing.lifetime import (
+from pillarbox.outbox.errors import ConfigError, OutboxError
+from pillarbox.outbox.testing.lifetime import (
     free_port,
     private_directory,
     unprivileged_user,
     watched,
 )
-from outbox.testing.wheel import (
+from pillarbox.outbox.testing.wheel import (
     copy_of_wheel,
     everybody_can_enter,
     is_wheel,

@@ -26,10 +26,10 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import make_url
 
-from outbox.administration.migrate import migrate
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.cluster import find_binaries, private_cluster
-from outbox.testing.postgres import (
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.cluster import find_binaries, private_cluster
+from pillarbox.outbox.testing.postgres import (
     PostgresServer,
     create_database,
     drop_database,
@@ -153,7 +153,7 @@ def _kept_data() -> Path:
 def _schema() -> str:
     """Return the version of the schema: a hash of the files that make it."""
     digest = sha256()
-    for file in sorted(Path(str(files("outbox.migrations"))).rglob("*.*")):
+    for file in sorted(Path(str(files("pillarbox.outbox.migrations"))).rglob("*.*")):
         if file.suffix in {".py", ".sql"}:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import TypeVar
 
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 __all__ = ["RecordedEvents"]
 

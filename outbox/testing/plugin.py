@@ -1,7 +1,7 @@
 """Fixtures for the tests of applications.
 
     # conftest.py
-    pytest_plugins = ["outbox.testing.plugin"]
+    pytest_plugins = ["pillarbox.outbox.testing.plugin"]
 
     def test_an_order_is_announced(pillarbox_database_url: str) -> None:
         engine = create_engine(pillarbox_database_url)
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Imported before the first test, so that it records every message.
-import outbox.testing.added  # noqa: F401
-from outbox.testing.events import RecordedEvents
+import pillarbox.outbox.testing.added  # noqa: F401
+from pillarbox.outbox.testing.events import RecordedEvents
 
 if TYPE_CHECKING:
-    from outbox.testing.databases import Databases
+    from pillarbox.outbox.testing.databases import Databases
 
 __all__ = ["pillarbox_database_url", "pillarbox_databases", "recorded_events"]
 
@@ -34,7 +34,7 @@ def recorded_events() -> RecordedEvents:
 @pytest.fixture(scope="session")
 def pillarbox_databases() -> "Iterator[Databases]":
     """Yield what creates databases, for fixtures of your own: see `Databases.new`."""
-    from outbox.testing.databases import databases
+    from pillarbox.outbox.testing.databases import databases
 
     with databases() as made:
         yield made

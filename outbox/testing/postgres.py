@@ -13,11 +13,11 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from outbox.administration.connection import errors_explained
-from outbox.errors import ConfigError
-from outbox.postgres.connection import conninfo
-from outbox.testing.cluster import Cluster, StopMode, private_cluster
-from outbox.url import without_password
+from pillarbox.outbox.administration.connection import errors_explained
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.cluster import Cluster, StopMode, private_cluster
+from pillarbox.outbox.url import without_password
 
 __all__ = ["PostgresServer", "StopMode", "postgres_server"]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
-from outbox.lane import Priority
-from outbox.message import Message
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
 
 __all__ = [
     "AWKWARD_HEADERS",

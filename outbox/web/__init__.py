@@ -6,9 +6,9 @@ command `pillarbox web` uses it.
 """
 
 try:
-    from outbox.web.app import web_app
-    from outbox.web.login import Identify, TokenLogin, Viewer
-    from outbox.web.settings import Settings
+    from pillarbox.outbox.web.app import web_app
+    from pillarbox.outbox.web.login import Identify, TokenLogin, Viewer
+    from pillarbox.outbox.web.settings import Settings
 except ModuleNotFoundError as error:
     raise ImportError(
         f"the page needs {error.name}: pip install 'pillarbox[web]'"

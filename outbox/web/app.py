@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outbox.errors import ConfigError, OutboxError, one_line, traceback_of
-from outbox.web import (
+from pillarbox.outbox.errors import ConfigError, OutboxError, one_line, traceback_of
+from pillarbox.outbox.web import (
     blocked,
     dead_letters,
     jobs,
@@ -26,10 +26,10 @@ from outbox.web import (
     partitions,
     scheduled,
 )
-from outbox.web.events import LoginRefused, RequestFailed
-from outbox.web.frame import Frame, Section, base_of, frame_of
-from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
-from outbox.web.settings import Settings
+from pillarbox.outbox.web.events import LoginRefused, RequestFailed
+from pillarbox.outbox.web.frame import Frame, Section, base_of, frame_of
+from pillarbox.outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
+from pillarbox.outbox.web.settings import Settings
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -69,7 +69,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     }
     routes: list[BaseRoute] = [
         Route("/", _home),
-        Mount("/static", StaticFiles(packages=[("outbox.web", "static")])),
+        Mount("/static", StaticFiles(packages=[("pillarbox.outbox.web", "static")])),
         Route("/login", _login, methods=["GET", "POST"]),
         Route("/logout", _logout, methods=["POST"]),
         *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),

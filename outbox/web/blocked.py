@@ -4,10 +4,10 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.observability.measures.reading import Scope
-from outbox.observability.overview import read_overview
-from outbox.web.frame import Section
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.overview import read_overview
+from pillarbox.outbox.web.frame import Section
 
 _MOST_ROWS: Final = 100
 

@@ -8,10 +8,13 @@ import psycopg
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from outbox.administration.connection import AdministrationConnection, errors_explained
-from outbox.errors import UpkeepError
-from outbox.postgres.connection import PIN_SESSION, conninfo
-from outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    errors_explained,
+)
+from pillarbox.outbox.errors import UpkeepError
+from pillarbox.outbox.postgres.connection import PIN_SESSION, conninfo
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler
 
 APPLICATION_NAME: Final = "pillarbox web"
 """The application_name of the page's sessions in `pg_stat_activity`."""

@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.criteria import ListPosition
-from outbox.dead_letters.inspect import DeadLetterTable
-from outbox.dead_letters.letter import Status, Summary, decode_json
-from outbox.dead_letters.statement import Schema, Statement, statement
-from outbox.web.frame import Section, frame_of
-from outbox.web.login import Viewer
-from outbox.web.selection import (
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.dead_letters.criteria import ListPosition
+from pillarbox.outbox.dead_letters.inspect import DeadLetterTable
+from pillarbox.outbox.dead_letters.letter import Status, Summary, decode_json
+from pillarbox.outbox.dead_letters.statement import Schema, Statement, statement
+from pillarbox.outbox.web.frame import Section, frame_of
+from pillarbox.outbox.web.login import Viewer
+from pillarbox.outbox.web.selection import (
     SIDES,
     STATUSES,
     Selection,

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from outbox.events import Event
+from pillarbox.outbox.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.size import write_size
-from outbox.duration import brief_duration, exact_duration, write_duration, write_rate
-from outbox.events import Observers
-from outbox.observability.logging import logged
-from outbox.web.database import Database
-from outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
-from outbox.web.settings import Settings
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.size import write_size
+from pillarbox.outbox.duration import (
+    brief_duration,
+    exact_duration,
+    write_duration,
+    write_rate,
+)
+from pillarbox.outbox.events import Observers
+from pillarbox.outbox.observability.logging import logged
+from pillarbox.outbox.web.database import Database
+from pillarbox.outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
+from pillarbox.outbox.web.settings import Settings
 
 _MAX_FORM: Final = 64 * 1024
 
@@ -61,7 +66,7 @@ class Frame:
         self.store = Database(settings.database, read_only=False)
         self.observers = Observers(logged(settings.observers))
         self._templates = Environment(
-            loader=PackageLoader("outbox.web"),
+            loader=PackageLoader("pillarbox.outbox.web"),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,

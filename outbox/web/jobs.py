@@ -7,11 +7,11 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import Jobs, load_sides
-from outbox.errors import ConfigError
-from outbox.web.frame import Section, base_of, frame_of
-from outbox.web.selection import check_choice, check_text
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.sides import Jobs, load_sides
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.web.frame import Section, base_of, frame_of
+from pillarbox.outbox.web.selection import check_choice, check_text
 
 _MOST_ROWS: Final = 100
 

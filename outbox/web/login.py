@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from outbox.bounded_dict import BoundedDict
-from outbox.errors import ConfigError, shorten
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.errors import ConfigError, shorten
 
 LOGIN_COOKIE: Final = "pillarbox_login"
 

@@ -11,9 +11,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.lane import LANES, PRIORITIES, lane_of
-from outbox.observability.message_life import (
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.lane import LANES, PRIORITIES, lane_of
+from pillarbox.outbox.observability.message_life import (
     Found,
     Life,
     State,
@@ -21,11 +21,11 @@ from outbox.observability.message_life import (
     read_id,
     read_trace,
 )
-from outbox.postgres.sql_files import load
-from outbox.web.dead_letters import Contents, show, why_hidden
-from outbox.web.frame import Frame, Section, frame_of
-from outbox.web.login import Viewer
-from outbox.web.selection import check_choice, check_text
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.web.dead_letters import Contents, show, why_hidden
+from pillarbox.outbox.web.frame import Frame, Section, frame_of
+from pillarbox.outbox.web.login import Viewer
+from pillarbox.outbox.web.selection import check_choice, check_text
 
 _MOST_ROWS: Final = 50
 _WINDOW: Final = "1h"

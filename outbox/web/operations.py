@@ -27,22 +27,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from outbox.administration.connection import AdministrationConnection, administration
-from outbox.administration.sides import Side, load_sides
-from outbox.dead_letters.criteria import ListPosition
-from outbox.dead_letters.inspect import DeadLetterTable
-from outbox.dead_letters.letter import Status
-from outbox.dead_letters.retry import Candidate, Outcome
-from outbox.errors import ConfigError, one_line
-from outbox.events import Observer
-from outbox.logs.printable import count
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
-from outbox.postgres.sql_files import load
-from outbox.web.database import RIGHTS
-from outbox.web.dead_letters import Groups, read_groups
-from outbox.web.frame import Frame, Section, base_of, frame_of
-from outbox.web.selection import MAX_LENGTH, Selection, check_choice, check_text
-from outbox.web.settings import Settings
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    administration,
+)
+from pillarbox.outbox.administration.sides import Side, load_sides
+from pillarbox.outbox.dead_letters.criteria import ListPosition
+from pillarbox.outbox.dead_letters.inspect import DeadLetterTable
+from pillarbox.outbox.dead_letters.letter import Status
+from pillarbox.outbox.dead_letters.retry import Candidate, Outcome
+from pillarbox.outbox.errors import ConfigError, one_line
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.web.database import RIGHTS
+from pillarbox.outbox.web.dead_letters import Groups, read_groups
+from pillarbox.outbox.web.frame import Frame, Section, base_of, frame_of
+from pillarbox.outbox.web.selection import (
+    MAX_LENGTH,
+    Selection,
+    check_choice,
+    check_text,
+)
+from pillarbox.outbox.web.settings import Settings
 
 APPLICATION_NAME: Final = "pillarbox web operations"
 

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.doctor import examine_quickly
-from outbox.duration import write_duration
-from outbox.observability.measures.backlog import Backlog
-from outbox.web.frame import Section
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.observability.measures.backlog import Backlog
+from pillarbox.outbox.web.frame import Section
 
 
 def read_page(

@@ -4,12 +4,12 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
-from outbox.administration.checks.upkeep import read_upkeep
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.doctor import run_checks
-from outbox.administration.partitions import SIGNS, Partition, read_partitions
-from outbox.administration.upkeep import plan_upkeep
-from outbox.web.frame import Section
+from pillarbox.outbox.administration.checks.upkeep import read_upkeep
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.doctor import run_checks
+from pillarbox.outbox.administration.partitions import SIGNS, Partition, read_partitions
+from pillarbox.outbox.administration.upkeep import plan_upkeep
+from pillarbox.outbox.web.frame import Section
 
 _SILENT: Final = {"hold", "attach"}
 _MOST_COUNTED: Final = 1000

@@ -9,17 +9,17 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.scheduled import (
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.scheduled import (
     Change,
     cancel_message,
     list_scheduled,
     move_message,
 )
-from outbox.errors import ConfigError, shorten
-from outbox.observability.message_life import read_id
-from outbox.web.frame import Section, base_of, frame_of
-from outbox.web.selection import check_text
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.observability.message_life import read_id
+from pillarbox.outbox.web.frame import Section, base_of, frame_of
+from pillarbox.outbox.web.selection import check_text
 
 _MOST_ROWS: Final = 100
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self
 from uuid import UUID
 
-from outbox.dead_letters.criteria import Criteria, ListPosition
-from outbox.dead_letters.letter import Status
-from outbox.dead_letters.statement import Schema
-from outbox.errors import ConfigError, shorten
+from pillarbox.outbox.dead_letters.criteria import Criteria, ListPosition
+from pillarbox.outbox.dead_letters.letter import Status
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.errors import ConfigError, shorten
 
 SIDES: Final[tuple[Schema, ...]] = ("outbox", "inbox")
 STATUSES: Final = (*(status.value for status in Status), "ANY")

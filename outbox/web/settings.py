@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from outbox.administration.sides import RetryOptions
-from outbox.events import Observer
+from pillarbox.outbox.administration.sides import RetryOptions
+from pillarbox.outbox.events import Observer
 
 Redact: TypeAlias = Callable[[str], str]
 """Receives a text from a message, and returns the text to show."""

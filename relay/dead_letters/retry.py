@@ -6,12 +6,17 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from outbox.cloudevents.raw_text import storable_reason
-from outbox.dead_letters.letter import Letter
-from outbox.dead_letters.retry import Candidate, Failure, Outcome, outcome_event
-from outbox.dead_letters.schedule import RetrySchedule
-from outbox.dead_letters.statement import Statement, statement
-from outbox.errors import (
+from pillarbox.outbox.cloudevents.raw_text import storable_reason
+from pillarbox.outbox.dead_letters.letter import Letter
+from pillarbox.outbox.dead_letters.retry import (
+    Candidate,
+    Failure,
+    Outcome,
+    outcome_event,
+)
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule
+from pillarbox.outbox.dead_letters.statement import Statement, statement
+from pillarbox.outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
     DatabaseUnavailableError,
@@ -19,16 +24,16 @@ from outbox.errors import (
     message_of,
     one_line,
 )
-from outbox.events import Event
-from outbox.log.claim import problem_of_headers
-from outbox.payload.payload_codec import decoded, is_encoded
-from outbox.postgres.connection import Connection, connect
-from outbox.postgres.pooler_check import refuse_pooler_async
-from outbox.postgres.remedy import remedy_of
-from relay.config import RelayConfig
-from relay.publish import MAX_REASON, publish_messages
-from relay.publisher import Nacked, Publisher
-from relay.reader import ORIGIN, RelayReader
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.claim import problem_of_headers
+from pillarbox.outbox.payload.payload_codec import decoded, is_encoded
+from pillarbox.outbox.postgres.connection import Connection, connect
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler_async
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.publish import MAX_REASON, publish_messages
+from pillarbox.relay.publisher import Nacked, Publisher
+from pillarbox.relay.reader import ORIGIN, RelayReader
 
 _APPLICATION: Final = "pillarbox relay dead letters"
 

@@ -4,13 +4,13 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
 
-from outbox.administration.sides import RetryOptions, Side
-from outbox.dead_letters.retry import Retrier
-from outbox.events import Observer
-from outbox.payload.payload_codec import load_codec
-from relay.config import RelayConfig
-from relay.dead_letters.retry import PublishingRetrier
-from relay.renewed_publisher import publisher_of
+from pillarbox.outbox.administration.sides import RetryOptions, Side
+from pillarbox.outbox.dead_letters.retry import Retrier
+from pillarbox.outbox.events import Observer
+from pillarbox.outbox.payload.payload_codec import load_codec
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.renewed_publisher import publisher_of
 
 
 def _lacks(options: RetryOptions) -> str | None:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Self
 
-from outbox.brokers.memory import MemoryOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.message import Message
-from outbox.url import without_password
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.brokers.memory import MemoryOptions
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import without_password
+from pillarbox.relay.publisher import Acked, Confirmation
 
 
 class MemoryPublisher:

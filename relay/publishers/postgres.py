@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from outbox.brokers.postgres import PostgresOptions
-from outbox.errors import (
+from pillarbox.outbox.brokers.postgres import PostgresOptions
+from pillarbox.outbox.errors import (
     BrokerRefusedError,
     BrokerUnavailableError,
     ConfigError,
@@ -24,16 +24,16 @@ from outbox.errors import (
     PrerequisiteError,
     message_of,
 )
-from outbox.lane import lane_of
-from outbox.message import Message
-from outbox.message_id import seconds_since_epoch
-from outbox.postgres.connection import Link, conninfo
-from outbox.postgres.identity import identify_outbox
-from outbox.postgres.pooler_check import refuse_pooler_async
-from outbox.postgres.remedy import remedy_of
-from outbox.postgres.sql_files import load
-from outbox.url import without_password
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.outbox.lane import lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import seconds_since_epoch
+from pillarbox.outbox.postgres.connection import Link, conninfo
+from pillarbox.outbox.postgres.identity import identify_outbox
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler_async
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.url import without_password
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 SETTINGS: Final = {
     # A plan that was made while the day was empty would read all of it.

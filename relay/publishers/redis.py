@@ -18,23 +18,23 @@ from typing import Any, Final, Self, TypeAlias
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from outbox.bounded_dict import BoundedDict
-from outbox.brokers.redis.connection import (
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.brokers.redis.connection import (
     close_client,
     redis_client,
     redis_errors,
     refuse_cluster,
 )
-from outbox.brokers.redis.options import LAYOUTS, RedisOptions
-from outbox.brokers.shards import Shard
-from outbox.cloudevents.fields import to_fields
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import BrokerUnavailableError, shorten
-from outbox.lane import lane_of
-from outbox.message import Message
-from outbox.url import without_password
-from relay.answers import Answers
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.outbox.brokers.redis.options import LAYOUTS, RedisOptions
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.cloudevents.fields import to_fields
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import BrokerUnavailableError, shorten
+from pillarbox.outbox.lane import lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import without_password
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
 
 _PATIENCE: Final = 1000
 _POSTPONED: Final = timedelta(seconds=1)

@@ -1,11 +1,11 @@
-"""The conformance suite for publishers: `relay.testing.publisher_suite`."""
+"""The conformance suite for publishers: `pillarbox.relay.testing.publisher_suite`."""
 
 import pytest
 
 pytest.register_assert_rewrite(
-    "outbox.testing.conformance",
-    "relay.testing.publisher_answers",
-    "relay.testing.publisher_case",
-    "relay.testing.publisher_content",
-    "relay.testing.publisher_outage",
+    "pillarbox.outbox.testing.conformance",
+    "pillarbox.relay.testing.publisher_answers",
+    "pillarbox.relay.testing.publisher_case",
+    "pillarbox.relay.testing.publisher_content",
+    "pillarbox.relay.testing.publisher_outage",
 )

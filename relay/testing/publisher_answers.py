@@ -2,12 +2,12 @@
 
 import asyncio
 
-from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.testing.publisher_case import PublisherCase
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import numbered
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.testing.publisher_case import PublisherCase
 
 __all__ = ["PublisherAnswers"]
 

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outbox.errors import BrokerUnavailableError
-from outbox.message import Message
-from outbox.testing.conformance import BrokerCase, capability
-from outbox.testing.samples import MAX_PAYLOAD_BYTES, differences, numbers_by_key
-from relay.publisher import Acked, Confirmation, Publisher
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import BrokerCase, capability
+from pillarbox.outbox.testing.samples import (
+    MAX_PAYLOAD_BYTES,
+    differences,
+    numbers_by_key,
+)
+from pillarbox.relay.publisher import Acked, Confirmation, Publisher
 
 __all__ = ["Capabilities", "PublisherCase"]
 

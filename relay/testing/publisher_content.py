@@ -1,15 +1,15 @@
 """The publisher suite: messages arrive unchanged."""
 
-from outbox.message import Message
-from outbox.testing.conformance import checks
-from outbox.testing.samples import (
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import (
     AWKWARD_HEADERS,
     numbered,
     various_messages,
     whole_of_unicode,
 )
-from relay.publisher import Acked
-from relay.testing.publisher_case import PublisherCase
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.testing.publisher_case import PublisherCase
 
 __all__ = ["PublisherContent"]
 

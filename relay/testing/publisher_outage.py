@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError
-from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered
-from relay.publisher import Acked
-from relay.testing.publisher_case import PublisherCase
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import numbered
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.testing.publisher_case import PublisherCase
 
 __all__ = ["PublisherOutage"]
 

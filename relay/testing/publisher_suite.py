@@ -10,10 +10,10 @@ It needs pytest but no plug-ins: the tests are plain functions that run their ow
 loop. A test that requires a capability set to `False` is skipped and names it.
 """
 
-from relay.testing.publisher_answers import PublisherAnswers
-from relay.testing.publisher_case import Capabilities
-from relay.testing.publisher_content import PublisherContent
-from relay.testing.publisher_outage import PublisherOutage
+from pillarbox.relay.testing.publisher_answers import PublisherAnswers
+from pillarbox.relay.testing.publisher_case import Capabilities
+from pillarbox.relay.testing.publisher_content import PublisherContent
+from pillarbox.relay.testing.publisher_outage import PublisherOutage
 
 __all__ = ["Capabilities", "PublisherSuite"]
 

@@ -11,9 +11,13 @@ import confluent_kafka
 import pytest
 from redis import Redis
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, drop_reader, list_readers
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import (
+    add_reader,
+    drop_reader,
+    list_readers,
+)
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.acceptance.counter import NAME, TOPIC
 from tests.acceptance.relays import as_role
 from tests.fixtures.elasticmq import elasticmq

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import psycopg
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess

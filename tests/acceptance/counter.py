@@ -14,10 +14,10 @@ from sqlalchemy import BigInteger, Identity
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.urls import with_options
 
 NAME: Final = "counter"

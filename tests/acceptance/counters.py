@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from outbox.brokers.postgres import PostgresOptions
-from outbox.postgres.advisory_lock import reader_class
+from pillarbox.outbox.brokers.postgres import PostgresOptions
+from pillarbox.outbox.postgres.advisory_lock import reader_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, pillarbox_line

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.brokers import BROKERS, Broker, outbox
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection

@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import pillarbox
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 
 class Base(DeclarativeBase):

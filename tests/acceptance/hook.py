@@ -1,7 +1,7 @@
 """A webhook receiver in its own process, which tests can query and kill.
 
 `recorder` appends each request it accepts to a file, one per line. `counting` handles
-messages in a database with the endpoint of `inbox.webhook`.
+messages in a database with the endpoint of `pillarbox.inbox.webhook`.
 """
 
 import os
@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from inbox.webhook import Verifier, WebhookApp
-from outbox.observability.logging import LogEvents
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.lifetime import free_port
+from pillarbox.inbox.webhook import Verifier, WebhookApp
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.lifetime import free_port
 from tests.acceptance.counter import count
 from tests.fixtures.http import SECRET
 from tests.fixtures.processes import RunningProcess, command_line

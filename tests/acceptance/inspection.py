@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import psycopg
 
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.waiting import wait_for
 
 Part: TypeAlias = Literal["lease", "doorbell", "shared", "worker"]

@@ -8,10 +8,10 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.retry import RetryPolicy
 from tests.acceptance.counter import source_of
 
 NAME = "poisoned"

@@ -12,12 +12,12 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox.errors import JobLostError
-from inbox.jobs.job import AnyJob, AsyncJob, Job
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer
+from pillarbox.inbox.errors import JobLostError
+from pillarbox.inbox.jobs.job import AnyJob, AsyncJob, Job
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.waiting import answer_after, let_pass
 
 NAME: Final = "printer"

@@ -11,7 +11,7 @@ from tests.fixtures.processes import (
 )
 
 _ENTRY_POINT = (
-    "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher.from_url\n"
+    "[pillarbox.publishers]\nsink = tests.acceptance.sink:SinkPublisher.from_url\n"
 )
 
 

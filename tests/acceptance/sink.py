@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import parse_qs, urlsplit
 
-from outbox.message import Message
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Acked, Confirmation
 from tests.fixtures.waiting import answer_after, wait_for
 
 _LINE: Final = re.compile(r"(\d+) ([\d.]+) (\S+) (\S+) (\d+);")

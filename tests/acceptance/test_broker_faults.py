@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 from typing_extensions import override
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.sessions import execute
 from tests.servers.redis import redis_server

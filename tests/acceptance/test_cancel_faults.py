@@ -7,8 +7,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox.postgres.connection import conninfo
 from pillarbox import Cancelled, Message, TooLate, cancel
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

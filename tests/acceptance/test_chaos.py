@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.brokers import Broker, as_variant
 from tests.acceptance.chaos import Chaos, Scale, tally
 from tests.acceptance.counters import CLUMSY, Counters

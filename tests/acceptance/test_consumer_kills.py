@@ -5,9 +5,9 @@ import random
 import psycopg
 import pytest
 
-from inbox.sources.postgres.window_lane import MOST_AGAIN
-from outbox.lane import bucket_of
 from pillarbox import Message, uuid7
+from pillarbox.inbox.sources.postgres.window_lane import MOST_AGAIN
+from pillarbox.outbox.lane import bucket_of
 from tests.acceptance.brokers import Broker, outbox, plainly
 from tests.acceptance.counter import TOPIC
 from tests.acceptance.counters import COUNTER, POOLED, WIDE, Counters

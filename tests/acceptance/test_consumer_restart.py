@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.testing.postgres import PostgresServer, StopMode
+from pillarbox.outbox.testing.postgres import PostgresServer, StopMode
 from tests.acceptance.broker_faults import LONGEST_WAIT, MANY_TRIALS, announced_waits
 from tests.acceptance.brokers import Broker, outbox, plainly
 from tests.acceptance.counters import Counters

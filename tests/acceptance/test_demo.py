@@ -13,9 +13,9 @@ import pytest
 
 from examples.shop.brokers import NAMES
 from examples.shop.brokers import broker as chosen
-from inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
+from pillarbox.outbox.errors import ConfigError
 from tests.acceptance.brokers import as_variant
 from tests.fixtures.processes import ROOT
 from tests.fixtures.waiting import wait_for

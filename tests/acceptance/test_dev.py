@@ -15,11 +15,11 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox.dev.project import Project
-from outbox.postgres.connection import conninfo, sqlalchemy_url
-from outbox.testing.lifetime import free_port
-from outbox.testing.wheel import wheel_directories
 from pillarbox import Message, add
+from pillarbox.outbox.dev.project import Project
+from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.wheel import wheel_directories
 from tests.fixtures.processes import command_line
 from tests.fixtures.waiting import wait_for
 

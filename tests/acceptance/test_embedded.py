@@ -12,22 +12,22 @@ import pytest
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message, Relay, add
+from pillarbox.inbox.events import (
     ConsumerStarted,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.source import Delivery
-from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookApp
-from outbox.errors import ConfigError, OutboxError
-from outbox.events import Event, Observer, ProcessFailed
-from outbox.observability.health import Health
-from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, DeadLetter, Message, Relay, add
-from relay.events import BatchSettled, RelayStarted
-from relay.publishers.memory import MemoryPublisher
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.webhook import WebhookApp
+from pillarbox.outbox.errors import ConfigError, OutboxError
+from pillarbox.outbox.events import Event, Observer, ProcessFailed
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.events import BatchSettled, RelayStarted
+from pillarbox.relay.publishers.memory import MemoryPublisher
 from tests.fixtures.consumers import numbered, sessions_of
 from tests.fixtures.http import SECRET
 
@@ -165,7 +165,7 @@ async def test_an_end_before_that_of_the_block_is_reported_and_can_be_asked(
         raise RuntimeError("a bug")
 
     broken = asyncio.Event()
-    monkeypatch.setattr("outbox.log.process.sweep_lanes", sweep)
+    monkeypatch.setattr("pillarbox.outbox.log.process.sweep_lanes", sweep)
     events = RecordedEvents()
     health = Health(RelayStarted if side == "relay" else ConsumerStarted)
     with pytest.raises((RuntimeError, OutboxError, ExceptionGroup)):  # noqa: PT012 (of the block)

@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import HandlerFailed, MessageHandled
-from inbox.sources.postgres import PostgresSource
 from pillarbox import Message
+from pillarbox.inbox.events import HandlerFailed, MessageHandled
+from pillarbox.inbox.sources.postgres import PostgresSource
 from tests.fixtures.consumers import NEVER, consuming
 from tests.fixtures.effects import EFFECTS, effects, note
 from tests.fixtures.readers import add_consumer

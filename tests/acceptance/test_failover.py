@@ -12,13 +12,13 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.lane import bucket_of
-from outbox.postgres.connection import conninfo
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, uuid7
-from relay.events import LeaseTaken
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.lane import bucket_of
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.events import LeaseTaken
 from tests.acceptance.counter import Base, count
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running, unsettled

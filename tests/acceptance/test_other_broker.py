@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.main import main
-from relay.events import BrokerDiffers
+from pillarbox.outbox.cli.main import main
+from pillarbox.relay.events import BrokerDiffers
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.test_watching import Watched

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inbox.sources.rabbitmq import RabbitMQSource
-from outbox.brokers.sqs.connection import resource_name
 from pillarbox import Message
+from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
+from pillarbox.outbox.brokers.sqs.connection import resource_name
 from tests.acceptance.brokers import QUICK, as_variant, outbox
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC

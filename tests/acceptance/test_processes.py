@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.postgres.advisory_lock import reader_class
 from pillarbox import Message
+from pillarbox.outbox.postgres.advisory_lock import reader_class
 from tests.acceptance.brokers import Broker
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection

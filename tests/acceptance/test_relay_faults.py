@@ -8,9 +8,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.inspection import Inspection, Part
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

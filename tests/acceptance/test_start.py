@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
-from outbox.cli.main import main
-from outbox.testing.lifetime import free_port
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.lifetime import free_port
 from tests.fixtures.http import SECRET, SECRET_ENV
 from tests.fixtures.kafka_script import refusing_kafka
 from tests.fixtures.processes import ROOT
@@ -27,7 +27,7 @@ import os
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import sessionmaker
 from pillarbox import Consumer
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 engine = create_engine(sqlalchemy_url(os.environ["TEST_URL"]), poolclass=NullPool)
 consumer = Consumer(os.environ["TEST_BROKER"], sessionmaker(engine), name="billing")
@@ -54,7 +54,7 @@ LIBRARIES = {
 }
 TRY_ALL = f"""
 import os, sys
-from outbox.cli.main import main
+from pillarbox.outbox.cli.main import main
 
 for broker in sys.argv[1:]:
     url = os.environ["TEST_BROKER"] = f"{{broker}}://someone:{PASSWORD}@127.0.0.1"

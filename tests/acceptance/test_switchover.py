@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from inbox.events import HandlerFailed, MessageHandled
-from inbox.source import Source
-from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import PostgresSource
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.errors import BrokerUnavailableError
 from pillarbox import Message, uuid7
-from relay.publisher import Acked
-from relay.publishers.postgres import PostgresPublisher
+from pillarbox.inbox.events import HandlerFailed, MessageHandled
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.postgres import PostgresPublisher
 from tests.acceptance.brokers import outbox
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
@@ -142,7 +142,7 @@ FIRST = [("read-only", "pool"), ("hanging", "psycopg2"), ("hanging", "asyncpg")]
 async def test_handlers_run_on_the_new_primary(
     pair: Pair, driver: str, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence.INTERVAL", 0.1)
     source = MemorySource()
     handler = handle_plain if is_plain(driver) else handle
     async with consuming(

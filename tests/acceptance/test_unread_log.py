@@ -9,8 +9,8 @@ from urllib.error import URLError
 
 import pytest
 
-from outbox.testing.lifetime import free_port
 from pillarbox import Message
+from pillarbox.outbox.testing.lifetime import free_port
 from tests.acceptance.test_watching import INSERT_STUCK, STUCK
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import insert

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from redis import Redis
 
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.acceptance.test_watching import Watched
 from tests.fixtures.kafka import behind
@@ -39,8 +39,8 @@ import os, threading
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 from pillarbox import Consumer
-from outbox.brokers.plugins import implementation
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 if "TEST_IMPORT" in os.environ:
     print("importing", flush=True)
@@ -48,7 +48,7 @@ if "TEST_IMPORT" in os.environ:
 
 source = os.environ["TEST_BROKER"]
 if "TEST_OBJECT" in os.environ:
-    make = implementation("inbox.sources", source)
+    make = implementation("pillarbox.sources", source)
     source = make(source, consumer="billing", topics=["orders.new"])
 engine = create_engine(sqlalchemy_url(os.environ["TEST_URL"]))
 consumer = Consumer(source, sessionmaker(engine), name="billing")

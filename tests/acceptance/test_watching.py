@@ -21,7 +21,7 @@ STUCK = """
 import asyncio, os, threading
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from pillarbox import Consumer
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 URL = os.environ.get("TEST_URL", "postgresql://")
 consumer = Consumer(

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.github import Base, Content, Webhook, read, record
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role

@@ -7,8 +7,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.message import Message
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 _IN_A_TRANSACTION = 500
 

@@ -1,7 +1,7 @@
 """What a message that comes alone costs, counted in calls of Python functions."""
 
 from benchmarks.way import BARE, CONSUMER, RELAY, WAYS, counts_in
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import FEW_DAYS, Template, new_database
 
 

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from pillarbox import Message
-from relay.publisher import Publisher
-from relay.publishers.http import HttpPublisher
+from pillarbox.relay.publisher import Publisher
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.adapters import adapters_of
 from tests.fixtures.http import Target
 from tests.fixtures.sqs import fresh

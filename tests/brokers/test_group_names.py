@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from inbox.consumer import Consumer
-from inbox.events import MessageHandled, SourceWarned
-from inbox.sources.kafka import KafkaSource
-from inbox.sources.nats import NatsSource
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.redis import RedisSource
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.inbox.events import MessageHandled, SourceWarned
+from pillarbox.inbox.sources.kafka import KafkaSource
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.inbox.sources.redis import RedisSource
 from tests.fixtures.consumers import numbered, running, sessions_by
 from tests.fixtures.real_kafka import RealKafka
 from tests.fixtures.sessions import execute
@@ -145,7 +145,7 @@ async def test_a_member_that_may_not_know_its_database_takes_nobody_for_a_strang
     async def refused(_: object) -> str:
         return ""
 
-    monkeypatch.setattr("inbox.consumer.member_id", refused)
+    monkeypatch.setattr("pillarbox.inbox.consumer.member_id", refused)
     other = RedisSource(redis_url, consumer="billing", topics=["orders"])
     other.abilities.identify("db-a1a1a1a1")
     other.abilities.share()

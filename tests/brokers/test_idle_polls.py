@@ -11,10 +11,10 @@ import nats
 from nats.aio.msg import Msg
 from redis import Redis
 
-from inbox.source import Source
-from inbox.sources.nats import NatsSource
-from inbox.sources.redis import RedisSource
-from outbox.retry import jittered
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.outbox.retry import jittered
 from tests.servers.nats import NatsServer
 
 POLL = timedelta(milliseconds=200)

@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from outbox import gather
-from outbox.brokers.plugins import implementation
-from outbox.observability.health import Health
 from pillarbox import Message
-from relay.events import (
+from pillarbox.outbox import gather
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.observability.health import Health
+from pillarbox.relay.events import (
     BatchSettled,
     BrokerLost,
     BrokerRecovered,
     RelayStarted,
     RelayStopped,
 )
-from relay.publisher import Checkable, Publisher
+from pillarbox.relay.publisher import Checkable, Publisher
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import Running, insert, running
@@ -37,7 +37,7 @@ def broker(request: pytest.FixtureRequest) -> PrivateServer:
 
 
 def publisher_of(url: str) -> Publisher:
-    found = implementation("relay.publishers", url)
+    found = implementation("pillarbox.publishers", url)
     return cast("Publisher", found(url))
 
 

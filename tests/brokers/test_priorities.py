@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from outbox.lane import Priority
 from pillarbox import Message
+from pillarbox.outbox.lane import Priority
 from tests.fixtures.adapters import Adapters, adapters_of
 from tests.fixtures.consumers import consuming
 

@@ -8,20 +8,20 @@ from typing import Any
 from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import (
+from pillarbox import Consumer, Message
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     MessageHandled,
     SourceLost,
     SourceRecovered,
 )
-from inbox.source import Source
-from inbox.sources.nats import NatsSource
-from inbox.sources.redis import RedisSource
-from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message
-from relay.publisher import Acked, Publisher
-from relay.publishers.nats import NatsPublisher
-from relay.publishers.redis import RedisPublisher
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.publisher import Acked, Publisher
+from pillarbox.relay.publishers.nats import NatsPublisher
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.nats import ask
 from tests.servers.nats import nats_server

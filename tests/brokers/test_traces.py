@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inbox.events import MessageHandled
-from inbox.webhook import WebhookApp
-from outbox.testing.events import RecordedEvents
-from outbox.testing.lifetime import free_port
-from outbox.testing.samples import TRACEPARENT
 from pillarbox import Consumer, Message, add
-from relay.events import BatchSettled
-from relay.publisher import Publisher
-from relay.publishers.http import HttpPublisher
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.webhook import WebhookApp
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.samples import TRACEPARENT
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publisher import Publisher
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.adapters import ADAPTERS, Adapters, adapters_of
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consumer_running

@@ -4,11 +4,11 @@ import json
 import struct
 from uuid import uuid4
 
-from inbox.sources.nats import NatsSource
-from inbox.sources.rabbitmq import RabbitMQSource
-from inbox.sources.sqs import SqsSource
-from outbox.brokers.sqs.connection import SqsSettings
-from outbox.cloudevents.raw_text import bytes_of
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
+from pillarbox.inbox.sources.sqs import SqsSource
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings
+from pillarbox.outbox.cloudevents.raw_text import bytes_of
 from tests.fixtures.foreign_messages import OTHER_RAW, RAW, given_up
 from tests.fixtures.nats import put_block, put_bytes
 from tests.fixtures.rabbitmq import RawProperties

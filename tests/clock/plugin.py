@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from outbox import message_id
+from pillarbox.outbox import message_id
 from tests.clock.setting import Clock
 
 # How long before the moment a test begins: half of all tests take less than 0.3 s.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.lifetime import free_port
 
 # Those that the compose file publishes; by default, fixed ones.
 PORTS = ("PILLARBOX_WEB_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")

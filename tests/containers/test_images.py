@@ -34,7 +34,7 @@ def test_the_commands_run_as_an_unprivileged_user() -> None:
 def test_each_command_starts_and_every_broker_is_installed() -> None:
     load = (
         "from importlib.metadata import entry_points\n"
-        "for group in ('relay.publishers', 'inbox.sources'):\n"
+        "for group in ('pillarbox.publishers', 'pillarbox.sources'):\n"
         "    for point in entry_points(group=group): point.load()"
     )
     docker("run", "--rm", "pillarbox", "python", "-c", load)

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.servers.container import server_in_container
 
 

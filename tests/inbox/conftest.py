@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.effects import EFFECTS
 from tests.fixtures.endings import make_effects
 from tests.fixtures.postgres import Template, new_database
@@ -33,4 +33,4 @@ def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A short lease would be lost if the machine stalled for a few seconds.
     """
-    monkeypatch.setattr("inbox.jobs.lease._BEATS", 60)
+    monkeypatch.setattr("pillarbox.inbox.jobs.lease._BEATS", 60)

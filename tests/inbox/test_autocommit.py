@@ -8,10 +8,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.sources.memory import MemorySource
-from outbox.errors import AutocommitError
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, guard, idempotent, record_receipt
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import AutocommitError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import DRIVERS, is_plain, sessions_by
 from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
 from tests.fixtures.sessions import execute

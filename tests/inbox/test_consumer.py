@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
@@ -21,10 +22,9 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError, DatabaseUnavailableError
-from outbox.postgres.connection import sqlalchemy_url
-from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.consuming.load import load_consumer
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError, UnknownImplementationError
 from pillarbox import Consumer, Message, idempotent
+from pillarbox.inbox.consuming.load import load_consumer
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError, UnknownImplementationError
 from tests.fixtures.consumers import handles
 
 SYNC = sessionmaker[Session]()

@@ -15,22 +15,26 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy.ext.asyncio import AsyncSession
 
-import outbox.cli.main
+import pillarbox.outbox.cli.main
 from examples.sealed.aes_gcm import AesGcm
-from inbox.dead_letters.retry import HandlerRetrier
-from inbox.events import FinishedJobFailed, MessageDeadLettered, RetryRequested
-from inbox.processing import processing
-from inbox.sources.memory import MemorySource
-from inbox.webhook.events import WebhookFailed
-from outbox import tracing
-from outbox.cli.main import main
-from outbox.dead_letters.events import DeadLetterFailed
-from outbox.dead_letters.retry import Candidate, Outcome
-from outbox.observability.logging import LogEvents
-from outbox.observability.opentelemetry import instrument
-from outbox.payload.payload_codec import encoded
-from outbox.testing.events import RecordedEvents
 from pillarbox import AsyncJob, Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.dead_letters.retry import HandlerRetrier
+from pillarbox.inbox.events import (
+    FinishedJobFailed,
+    MessageDeadLettered,
+    RetryRequested,
+)
+from pillarbox.inbox.processing import processing
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.webhook.events import WebhookFailed
+from pillarbox.outbox import tracing
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.dead_letters.events import DeadLetterFailed
+from pillarbox.outbox.dead_letters.retry import Candidate, Outcome
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.observability.opentelemetry import instrument
+from pillarbox.outbox.payload.payload_codec import encoded
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.spans import Spans
@@ -287,7 +291,7 @@ def test_tracing_and_the_command_line_tell_no_text(
     instrument(attributes=lambda _: WAYS["enum"]())  # type: ignore[arg-type,return-value]
     with processing(tracing.tracer, [Message("t", b"")], "c"):
         pass
-    monkeypatch.setattr(outbox.cli.main, "_run", lambda _: WAYS["key"]())
+    monkeypatch.setattr(pillarbox.outbox.cli.main, "_run", lambda _: WAYS["key"]())
     assert main(["status"]) == 1
 
     assert "TracingFailed" in caplog.text

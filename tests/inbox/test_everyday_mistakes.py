@@ -14,11 +14,6 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.events import HandlersAbandoned, MessageDeadLettered
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError, NotASessionError, NotMigratedError
-from outbox.payload.schema_registry import SchemaRegistry
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import (
     Consumer,
     DeadLetter,
@@ -31,6 +26,11 @@ from pillarbox import (
     guard,
     insert_statement,
 )
+from pillarbox.inbox.events import HandlersAbandoned, MessageDeadLettered
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError, NotASessionError, NotMigratedError
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import (
     async_sessions_of,
     consuming,

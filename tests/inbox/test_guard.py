@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
 import pillarbox
-from inbox.errors import HandlerTransactionError, InvalidReceiptError
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.receipt import ForeignId
-from inbox.sources.memory import MemorySource
-from outbox.errors import NotASessionError
 from pillarbox import Message, guard, idempotent, record_receipt, uuid7
+from pillarbox.inbox.errors import HandlerTransactionError, InvalidReceiptError
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.receipt import ForeignId
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import NotASessionError
 from tests.fixtures.consumers import (
     DRIVERS,
     async_sessions_of,

@@ -14,18 +14,18 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import (
+from pillarbox import Consumer, Message
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
-from pillarbox import Consumer, Message
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import DRIVERS as EVERY_DRIVER
 from tests.fixtures.consumers import (
     NEVER,

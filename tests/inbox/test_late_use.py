@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InvalidRequestError
 
-from inbox.events import MessageHandled
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import QUICK, handles, running, sessions_by
 from tests.fixtures.variants import in_turn
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import (
+from pillarbox import Consumer, Message
+from pillarbox.inbox.events import (
     ConsumerStarted,
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
@@ -18,12 +19,11 @@ from inbox.events import (
     SourceLost,
     SourceRecovered,
 )
-from inbox.sources.memory import MemorySource
-from outbox.observability.health import Health
-from outbox.observability.presence import PresenceNotRecorded
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer
-from pillarbox import Consumer, Message
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.observability.presence import PresenceNotRecorded
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import (
     DRIVERS,
     NEVER,
@@ -111,8 +111,8 @@ async def test_an_idle_consumer_notices_that_its_database_is_unavailable(
     driver: str,
     fault: str,
 ) -> None:
-    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
-    monkeypatch.setattr("inbox.handlers.attempt.ANSWER_LIMIT", 4.0)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("pillarbox.inbox.handlers.attempt.ANSWER_LIMIT", 4.0)
     between, url = proxy(database_url)
     handler = do_nothing_plainly if is_plain(driver) else do_nothing
     health = Health(ConsumerStarted)
@@ -134,7 +134,7 @@ async def test_an_idle_consumer_notices_that_its_database_is_unavailable(
 async def test_a_consumer_that_only_cannot_record_itself_is_ready(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence.INTERVAL", 0.1)
     async with consuming(database_url, MemorySource(), handle) as events:
         execute(database_url, "DROP TABLE inbox.process CASCADE")
         await events.wait_for(PresenceNotRecorded, 2)

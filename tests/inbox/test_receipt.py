@@ -12,10 +12,14 @@ from sqlalchemy import CursorResult, text
 from sqlalchemy.exc import InternalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
-from inbox.receipt import ForeignId
-from outbox.errors import ConfigError, NotASessionError
 from pillarbox import record_receipt, uuid7
+from pillarbox.inbox.errors import (
+    InvalidReceiptError,
+    MessageTooNewError,
+    MessageTooOldError,
+)
+from pillarbox.inbox.receipt import ForeignId
+from pillarbox.outbox.errors import ConfigError, NotASessionError
 from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

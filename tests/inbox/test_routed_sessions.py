@@ -20,18 +20,6 @@ from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
-from inbox.events import (
-    DuplicateSkipped,
-    HandlerFailed,
-    MessageDeadLettered,
-    MessageHandled,
-)
-from inbox.handlers.sessions import pool_limit
-from inbox.schema import metadata
-from inbox.sources.memory import MemorySource
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import retry_all
-from outbox.events import Event
 from pillarbox import (
     AsyncJob,
     ConfigError,
@@ -40,6 +28,18 @@ from pillarbox import (
     Message,
     guard,
 )
+from pillarbox.inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from pillarbox.inbox.handlers.sessions import pool_limit
+from pillarbox.inbox.schema import metadata
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.retry import retry_all
+from pillarbox.outbox.events import Event
 from tests.fixtures.consumers import (
     DRIVERS,
     QUICK,

@@ -18,20 +18,20 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 from typing_extensions import override
 
-from inbox.events import MessageHandled
-from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookApp
-from outbox.dead_letters.criteria import Criteria
-from outbox.errors import (
+from pillarbox import Consumer, Message, add, guard, idempotent
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.webhook import WebhookApp
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
     DatabaseRefusedError,
     DatabaseUnavailableError,
 )
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer
-from pillarbox import Consumer, Message, add, guard, idempotent
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     DRIVERS,

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from inbox.events import (
+from pillarbox import DeadLetter, Message, RetryLater
+from pillarbox.inbox.events import (
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     RetryRequested,
 )
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox.retry import RetryPolicy
-from pillarbox import DeadLetter, Message, RetryLater
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.consumers import DRIVERS, POOLS, consuming, is_plain, numbered
 from tests.fixtures.effects import effects, receipts
 from tests.fixtures.jobs import LEASE

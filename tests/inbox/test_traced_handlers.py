@@ -10,19 +10,19 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import (
+from pillarbox import Consumer, Message, RetryLater, add, guard, idempotent
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.jobs.job import AsyncJob
-from inbox.receipt import ForeignId
-from inbox.sources.memory import MemorySource
-from outbox.retry import RetryPolicy
-from outbox.testing.samples import TRACEPARENT
-from pillarbox import Consumer, Message, RetryLater, add, guard, idempotent
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.receipt import ForeignId
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.samples import TRACEPARENT
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,
@@ -216,7 +216,10 @@ async def test_a_timed_out_long_handler_has_failed_and_a_stopped_one_has_not(
     stopped, late = spans.one("process orders"), spans.one("process late")
     assert (outcome(stopped), outcome(late)) == ("cancelled", "failed")
     assert stopped.status.status_code is StatusCode.UNSET
-    assert attributes_of(late)["error.type"] == "inbox.errors.HandlerTimeoutError"
+    assert (
+        attributes_of(late)["error.type"]
+        == "pillarbox.inbox.errors.HandlerTimeoutError"
+    )
 
 
 @pytest.mark.parametrize("times", [1, 2])

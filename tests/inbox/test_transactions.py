@@ -25,19 +25,6 @@ from sqlalchemy.exc import IllegalStateChangeError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
-from inbox.errors import (
-    HandlerTransactionError,
-    TransactionEndedError,
-)
-from inbox.events import (
-    DuplicateSkipped,
-    HandlerFailed,
-    MessageDeadLettered,
-    MessageHandled,
-)
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox.events import Event
 from pillarbox import (
     Consumer,
     DeadLetter,
@@ -46,6 +33,19 @@ from pillarbox import (
     idempotent,
     uuid7,
 )
+from pillarbox.inbox.errors import (
+    HandlerTransactionError,
+    TransactionEndedError,
+)
+from pillarbox.inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.events import Event
 from tests.fixtures.consumers import (
     DRIVERS,
     QUICK,

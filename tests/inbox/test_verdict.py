@@ -11,24 +11,24 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.errors import (
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.errors import (
     HandlerTimeoutError,
     InvalidReceiptError,
     TransactionEndedError,
 )
-from inbox.events import (
+from pillarbox.inbox.events import (
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.handlers.outcome import Failed, Later, Outage
-from inbox.handlers.terms import Terms
-from inbox.sources.memory import MemorySource
-from inbox.verdict import Fatal, Lost, Unclear, judge
-from outbox.errors import DatabaseUnavailableError
-from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.handlers.outcome import Failed, Later, Outage
+from pillarbox.inbox.handlers.terms import Terms
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.verdict import Fatal, Lost, Unclear, judge
+from pillarbox.outbox.errors import DatabaseUnavailableError
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,

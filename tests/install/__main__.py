@@ -27,10 +27,10 @@ from typing import Final
 from uuid import uuid4
 
 from examples.shop.brokers import broker
-from outbox.administration.migrate import migrate
-from outbox.errors import ConfigError
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.install.wheel import ROOT, build_wheel
 from tests.servers.process import use_chosen_postgres
 

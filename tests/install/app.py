@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.webhook import WebhookApp
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import REGISTRY, Consumer, Message
+from pillarbox.inbox.webhook import WebhookApp
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "demo.orders"
 EFFECT = text("INSERT INTO effect VALUES (:n)")
@@ -51,7 +51,7 @@ if "APP_SCHEMA" in os.environ:
 
 
 if IS_TRACED:
-    from outbox.observability.opentelemetry import instrument
+    from pillarbox.outbox.observability.opentelemetry import instrument
 
     instrument()
 

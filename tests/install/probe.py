@@ -38,65 +38,68 @@ EFFECTS = (
 
 # The modules of each extra; all others need only the core.
 MODULES = {
-    "dev": ("inbox.demo",),
-    "faststream": ("inbox.frameworks.faststream",),
-    "http": ("relay.publishers.http",),
-    "jsonschema": ("outbox.payload.validators.json_schema",),
+    "dev": ("pillarbox.inbox.demo",),
+    "faststream": ("pillarbox.inbox.frameworks.faststream",),
+    "http": ("pillarbox.relay.publishers.http",),
+    "jsonschema": ("pillarbox.outbox.payload.validators.json_schema",),
     "kafka": (
-        "inbox.sources.kafka",
-        "outbox.brokers.kafka.connection",
-        "outbox.brokers.kafka.message",
-        "relay.publishers.kafka",
+        "pillarbox.inbox.sources.kafka",
+        "pillarbox.outbox.brokers.kafka.connection",
+        "pillarbox.outbox.brokers.kafka.message",
+        "pillarbox.relay.publishers.kafka",
     ),
     "cli": (
-        "inbox.cli",
-        "outbox.cli",
-        "outbox.observability.gathered",
-        "outbox.observability.http_server",
-        "relay.cli",
+        "pillarbox.inbox.cli",
+        "pillarbox.outbox.cli",
+        "pillarbox.outbox.observability.gathered",
+        "pillarbox.outbox.observability.http_server",
+        "pillarbox.relay.cli",
     ),
     "metrics": (
-        "inbox.consuming.metrics",
-        "outbox.observability.prometheus",
-        "relay.metrics",
+        "pillarbox.inbox.consuming.metrics",
+        "pillarbox.outbox.observability.prometheus",
+        "pillarbox.relay.metrics",
     ),
-    "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
-    "msgspec": ("outbox.payload.validators.msgspec",),
+    "migrations": (
+        "pillarbox.outbox.migrations.script",
+        "pillarbox.outbox.migrations.versions",
+    ),
+    "msgspec": ("pillarbox.outbox.payload.validators.msgspec",),
     "nats": (
-        "inbox.sources.nats",
-        "outbox.brokers.nats.connection",
-        "outbox.brokers.nats.client",
-        "relay.publishers.nats",
+        "pillarbox.inbox.sources.nats",
+        "pillarbox.outbox.brokers.nats.connection",
+        "pillarbox.outbox.brokers.nats.client",
+        "pillarbox.relay.publishers.nats",
     ),
-    "otel": ("outbox.observability.opentelemetry",),
-    "pydantic": ("outbox.payload.validators.pydantic",),
+    "otel": ("pillarbox.outbox.observability.opentelemetry",),
+    "pydantic": ("pillarbox.outbox.payload.validators.pydantic",),
     "rabbitmq": (
-        "inbox.sources.rabbitmq",
-        "outbox.brokers.rabbitmq.amqp",
-        "outbox.brokers.rabbitmq.connection",
-        "outbox.brokers.rabbitmq.message",
-        "relay.publishers.rabbitmq",
+        "pillarbox.inbox.sources.rabbitmq",
+        "pillarbox.outbox.brokers.rabbitmq.amqp",
+        "pillarbox.outbox.brokers.rabbitmq.connection",
+        "pillarbox.outbox.brokers.rabbitmq.message",
+        "pillarbox.relay.publishers.rabbitmq",
     ),
     "redis": (
-        "inbox.sources.redis",
-        "outbox.brokers.redis.connection",
-        "relay.publishers.redis",
+        "pillarbox.inbox.sources.redis",
+        "pillarbox.outbox.brokers.redis.connection",
+        "pillarbox.relay.publishers.redis",
     ),
     "sqs": (
-        "inbox.sources.sqs",
-        "outbox.brokers.sqs.connection",
-        "relay.publishers.sqs",
+        "pillarbox.inbox.sources.sqs",
+        "pillarbox.outbox.brokers.sqs.connection",
+        "pillarbox.relay.publishers.sqs",
     ),
-    "web": ("outbox.web",),
+    "web": ("pillarbox.outbox.web",),
 }
 # These work only when Alembic, the demo or pytest runs them.
 NOT_TRIED = (
-    "inbox.demo.consumers",
-    "inbox.testing",
-    "outbox.migrations.env",
-    "outbox.testing.conformance",
-    "outbox.testing.plugin",
-    "relay.testing",
+    "pillarbox.inbox.demo.consumers",
+    "pillarbox.inbox.testing",
+    "pillarbox.outbox.migrations.env",
+    "pillarbox.outbox.testing.conformance",
+    "pillarbox.outbox.testing.plugin",
+    "pillarbox.relay.testing",
 )
 
 
@@ -114,7 +117,7 @@ def check_imports(extras: list[str]) -> Iterator[str]:
 
 def modules() -> Iterator[str]:
     """Yield the names of all of pillarbox's modules."""
-    found = ["outbox", "relay", "inbox", "outbox.migrations", "pillarbox"]
+    found = ["outbox", "relay", "inbox", "pillarbox.outbox.migrations", "pillarbox"]
     while found:
         name = found.pop()
         if within(name, NOT_TRIED):
@@ -142,10 +145,10 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 def check_refusals(extras: list[str]) -> Iterator[str]:
     """Check that errors about a missing extra name it."""
-    from outbox.brokers.plugins import implementation
     from pillarbox import ConfigError
+    from pillarbox.outbox.brokers.plugins import implementation
 
-    for group in ("relay.publishers", "inbox.sources"):
+    for group in ("pillarbox.publishers", "pillarbox.sources"):
         for point in entry_points(group=group):
             owner = next((e for e in MODULES if within(point.module, MODULES[e])), None)
             if owner is None or owner in extras:
@@ -187,7 +190,7 @@ def check_commands() -> Iterator[str]:
     """Check that the console script starts, and that every command has a --help."""
     run("pillarbox", "--version")
     typer: Any = importlib.import_module("typer.main")
-    cli: Any = importlib.import_module("outbox.cli.main")
+    cli: Any = importlib.import_module("pillarbox.outbox.cli.main")
     waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.get_command(cli.app))]
     while waiting:
         words, command = waiting.pop()

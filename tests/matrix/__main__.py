@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 from tests.matrix.getting import (
     CACHE,
     debian,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 from tests.install.wheel import ROOT
 
 CACHE: Final = Path(os.environ.get("MATRIX") or "/var/cache/pillarbox-matrix")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from outbox.administration.migrate import migrate, migration_sql
+from pillarbox.outbox.administration.migrate import migrate, migration_sql
 from tests.fixtures.postgres import A_WEEK
 
 

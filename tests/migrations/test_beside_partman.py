@@ -6,7 +6,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.cli.main import main
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep

@@ -6,7 +6,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.errors import MigrationError
+from pillarbox.outbox.errors import MigrationError
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish
 from tests.fixtures.postgres import migrate_for_a_week, new_database, one_at_a_time

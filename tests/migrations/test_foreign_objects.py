@@ -8,12 +8,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.administration.names import Names
-from outbox.cli.main import main
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.checks.foreign import LIST_FOREIGN_OBJECTS
+from pillarbox.outbox.administration.migrate import migrate, migration_sql, unmigrate
+from pillarbox.outbox.administration.names import Names
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute

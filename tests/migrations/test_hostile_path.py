@@ -12,12 +12,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.administration import connection as administration
-from outbox.administration.migrate import migration_sql, unmigrate
-from outbox.cli.main import main
-from outbox.postgres.connection import connect
-from outbox.testing.postgres import PostgresServer
 from pillarbox import uuid7
+from pillarbox.outbox.administration import connection as administration
+from pillarbox.outbox.administration.migrate import migration_sql, unmigrate
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.postgres.connection import connect
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import (
     A_WEEK,
     Template,

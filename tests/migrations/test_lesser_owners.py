@@ -7,10 +7,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import create_engine
 
-from outbox.administration.migrate import migrate, migration_sql
-from outbox.cli.main import main
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate, migration_sql
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import WITHOUT_PARTMAN, migrate_for_a_week, removal
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute

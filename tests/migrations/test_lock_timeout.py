@@ -6,10 +6,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migration_sql
-from outbox.errors import MigrationError
-from outbox.migrations.script import Part
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.administration.migrate import migration_sql
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.migrations.script import Part
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import snapshot
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("alone", "short")
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let migrations give up soon."""
     limit = timedelta(milliseconds=300)
-    monkeypatch.setattr("outbox.administration.migrate.LOCK_TIMEOUT", limit)
+    monkeypatch.setattr("pillarbox.outbox.administration.migrate.LOCK_TIMEOUT", limit)
 
 
 @pytest.mark.parametrize(

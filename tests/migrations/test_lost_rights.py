@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.administration.migrate import unmigrate
-from outbox.cli.main import main
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import unmigrate
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week, new_database, removal

@@ -10,9 +10,9 @@ from alembic.config import Config
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox.administration.migrate import migrate, unmigrate
-from outbox.errors import MigrationError
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.administration.migrate import migrate, unmigrate
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.sessions import execute
 from tests.migrations.catalog import is_empty, snapshot
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 MODELS = """
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Table, Text
 
-import outbox.schema
+import pillarbox.outbox.schema
 
 metadata = MetaData()
 Table("shop_order", metadata, Column("id", Integer, primary_key=True),
@@ -30,7 +30,7 @@ Table("customer", metadata, Column("id", Integer, primary_key=True))
 Table("metric", metadata, Column("id", BigInteger, nullable=False),
       Column("at", DateTime(timezone=True), nullable=False),
       postgresql_partition_by="RANGE (at)")
-target_metadata = [metadata, outbox.schema.metadata]
+target_metadata = [metadata, pillarbox.outbox.schema.metadata]
 """
 RUN = """
 def run(connection):
@@ -101,7 +101,7 @@ def project(folder: Path, url: str, *, mode: str, schemas: bool) -> Config:
         "import asyncio\nfrom alembic import context\n"
         "from sqlalchemy import create_engine\nfrom sqlalchemy.pool import NullPool\n"
         "from sqlalchemy.ext.asyncio import create_async_engine\n"
-        "from outbox.administration.autogenerate import LeaveOut\n"
+        "from pillarbox.outbox.administration.autogenerate import LeaveOut\n"
         f"SCHEMAS = {schemas}\n{MODELS}{RUN}{ASYNC if mode == 'async' else SYNC}"
     )
     driver = "asyncpg" if mode == "async" else "psycopg"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.administration.migrate import migrate, unmigrate
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate, unmigrate
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute

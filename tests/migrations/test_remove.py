@@ -5,9 +5,9 @@ import re
 import psycopg
 import pytest
 
-from outbox.administration.migrate import unmigrate
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import unmigrate
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep
 from tests.migrations.catalog import snapshot

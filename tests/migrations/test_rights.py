@@ -11,17 +11,17 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.administration.names import ROLES
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
+from pillarbox.outbox.administration.names import ROLES
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 from tests.migrations.rights import ALLOWED, CHANGES, DETACH, FORBIDDEN, UPDATED
 
 As: TypeAlias = Callable[[str], AbstractContextManager[psycopg.Connection[Any]]]
 REFUSED = psycopg.errors.InsufficientPrivilege
-FOLDER = files("outbox.migrations")
+FOLDER = files("pillarbox.outbox.migrations")
 DECLARED = (
     "SELECT relation, substring(fact FROM '^right of pillarbox_(\\S+) to '),"
     " substring(fact FROM ' to (\\S+)') FROM outbox.rights()"

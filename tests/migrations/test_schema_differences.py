@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.errors import MigrationError
 from pillarbox import Message
+from pillarbox.outbox.errors import MigrationError
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week

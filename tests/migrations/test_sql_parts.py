@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.cli.main import main
-from outbox.errors import ConfigError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate, migration_sql, unmigrate
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import migrate_for_a_week
 from tests.fixtures.roles import new_role
 from tests.fixtures.sessions import execute

@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate, unmigrate
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate, unmigrate
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.administration.names import ROLES
-from outbox.cli.main import main
-from outbox.errors import ConfigError, DatabaseUnavailableError
-from outbox.testing.lifetime import free_port
+from pillarbox.outbox.administration.migrate import migrate, migration_sql, unmigrate
+from pillarbox.outbox.administration.names import ROLES
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError
+from pillarbox.outbox.testing.lifetime import free_port
 from tests.fixtures.postgres import (
     A_WEEK,
     PARTMAN_SCHEMA,
@@ -72,7 +72,7 @@ def test_threads_and_processes_that_migrate_at_once_take_turns(
     empty_database_url: str,
 ) -> None:
     command = (
-        "import sys; from outbox.administration.migrate import migrate;"
+        "import sys; from pillarbox.outbox.administration.migrate import migrate;"
         f" migrate(sys.argv[1], with_cron=False, days_ahead={A_WEEK},"
         f" partman_schema={PARTMAN_SCHEMA!r})"
     )

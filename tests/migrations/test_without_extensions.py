@@ -7,10 +7,10 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate, migration_sql, unmigrate
-from outbox.cli.main import main
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.administration.migrate import migrate, migration_sql, unmigrate
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.bare import servers_without
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste

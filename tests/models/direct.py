@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple
 
 from typing_extensions import override
 
-from outbox.log.hidden import Floors
-from outbox.log.progress import Day, Progress
-from outbox.log.window import Place, Window
+from pillarbox.outbox.log.hidden import Floors
+from pillarbox.outbox.log.progress import Day, Progress
+from pillarbox.outbox.log.window import Place, Window
 from tests.models.explore import BrokenPromiseError
 from tests.models.log import (
     BLOCKED,

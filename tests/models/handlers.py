@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
-from inbox.sources.postgres.handover import Handover
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.settlement import LaneSettlement, settlement_of
-from inbox.sources.postgres.window_lane import WindowLane
-from inbox.sources.postgres.worker import HandlerWorker
-from outbox.log.lanes.batch import (
+from pillarbox.inbox.sources.postgres.handover import Handover
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.settlement import LaneSettlement, settlement_of
+from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+from pillarbox.inbox.sources.postgres.worker import HandlerWorker
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     SCHEDULED,
@@ -32,15 +32,15 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
-from outbox.log.lanes.lane import Extent
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Progress, Stored
-from outbox.log.settle import Settlement
-from outbox.log.view import ReadView
-from outbox.log.window import Window
-from outbox.message import Message
-from relay.config import RelayConfig
+from pillarbox.outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
+from pillarbox.outbox.log.lanes.lane import Extent
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Progress, Stored
+from pillarbox.outbox.log.settle import Settlement
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.log.window import Window
+from pillarbox.outbox.message import Message
+from pillarbox.relay.config import RelayConfig
 from tests.models.explore import BrokenPromiseError
 from tests.models.waiting import (
     DAY,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from outbox.postgres.lease import Ownership
+from pillarbox.outbox.postgres.lease import Ownership
 from tests.models.explore import BrokenPromiseError
 
 LIMIT: Final = 3

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from outbox.log.hidden import Floors
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored, fence_of
+from pillarbox.outbox.log.hidden import Floors
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Day, Progress, Stored, fence_of
 from tests.models.explore import BrokenPromiseError
 
 DAYS: Final = tuple(

@@ -3,9 +3,9 @@
 import pytest
 from typing_extensions import override
 
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.settlement import LaneSettlement
-from inbox.sources.postgres.window_lane import OPEN, WindowLane
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.settlement import LaneSettlement
+from pillarbox.inbox.sources.postgres.window_lane import OPEN, WindowLane
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.handlers import Budget, HandlersModel
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 from typing_extensions import override
 
-from outbox.postgres.lease import Ownership
+from pillarbox.outbox.postgres.lease import Ownership
 from tests.models.explore import BrokenPromiseError, explore
 from tests.models.lease import LeaseModel
 

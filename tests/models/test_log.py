@@ -5,7 +5,7 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
-from outbox.log.progress import Progress
+from pillarbox.outbox.log.progress import Progress
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.log import Budget, LogModel
 

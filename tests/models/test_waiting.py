@@ -5,7 +5,7 @@ from typing import Self
 import pytest
 from typing_extensions import override
 
-from outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
+from pillarbox.outbox.log.lanes.keys import LaneKeys, WaitingClaim, WaitingMessage
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.waiting import Budget, WaitingModel
 

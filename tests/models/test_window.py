@@ -6,8 +6,8 @@ from collections.abc import Collection
 import pytest
 from typing_extensions import override
 
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.window import Place, Window
+from pillarbox.outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.window import Place, Window
 from tests.models.explore import BrokenPromiseError, explore, models
 from tests.models.log import Budget
 from tests.models.window import WindowModel

@@ -19,28 +19,28 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from outbox.log.lanes.batch import (
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     OVERSIZED,
     ClaimedBatch,
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.keys import (
+from pillarbox.outbox.log.lanes.keys import (
     Draining,
     LaneKeys,
     LogOfKey,
     WaitingClaim,
     WaitingMessage,
 )
-from outbox.log.lanes.lane import Advance, Extent, Lane
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.settle import Settlement
-from outbox.log.view import ReadView
-from outbox.retry import RetryPolicy
-from relay.publisher import Acked, Nacked
-from relay.settle import settle
+from pillarbox.outbox.log.lanes.lane import Advance, Extent, Lane
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.settle import Settlement
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.settle import settle
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -22,8 +22,8 @@ from sqlalchemy.orm import (
 )
 
 import pillarbox
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import InvalidMessageError, Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.sessions import execute
 

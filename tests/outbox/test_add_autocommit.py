@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.errors import AutocommitError
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message, insert_statement
+from pillarbox.outbox.errors import AutocommitError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import topics
 
 # Who catches the error has to roll back, which these tests leave out.

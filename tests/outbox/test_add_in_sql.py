@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from outbox.lane import Priority, lane_of
-from outbox.message_id import is_uuid7
 from pillarbox import uuid7
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message_id import is_uuid7
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox.errors import AutocommitError
-from outbox.payload.schema_registry import SchemaRegistry
-from outbox.postgres.connection import conninfo, sqlalchemy_url
 from pillarbox import InvalidMessageError, Message, add
+from pillarbox.outbox.errors import AutocommitError
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
+from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.fixtures.sessions import execute
 
 ADDED = (

@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import pillarbox
-from outbox.errors import NotASessionError
-from outbox.limits import Limits
-from outbox.session import AnySession
 from pillarbox import InvalidMessageError, Message
+from pillarbox.outbox.errors import NotASessionError
+from pillarbox.outbox.limits import Limits
+from pillarbox.outbox.session import AnySession
 
 GOOD = Message("orders.placed", {"order": 1})
 BAD = Message("", b"")

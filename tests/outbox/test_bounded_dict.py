@@ -1,6 +1,6 @@
 """A dictionary that keeps only the entries set last."""
 
-from outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.bounded_dict import BoundedDict
 
 
 def test_the_oldest_entries_are_forgotten() -> None:

@@ -17,12 +17,6 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from outbox.administration.connection import AdministrationConnection, administration
-from outbox.administration.doctor import examine, examine_quickly
-from outbox.administration.scheduled import list_scheduled
-from outbox.errors import AutocommitError
-from outbox.message_id import uuid7
-from outbox.postgres.connection import conninfo, sqlalchemy_url
 from pillarbox import (
     Cancelled,
     InvalidMessageError,
@@ -32,6 +26,15 @@ from pillarbox import (
     add,
     cancel,
 )
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    administration,
+)
+from pillarbox.outbox.administration.doctor import examine, examine_quickly
+from pillarbox.outbox.administration.scheduled import list_scheduled
+from pillarbox.outbox.errors import AutocommitError
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert

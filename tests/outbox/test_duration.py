@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.duration import (
+from pillarbox.outbox.duration import (
     brief_duration,
     exact_duration,
     read_duration,
@@ -14,7 +14,7 @@ from outbox.duration import (
     write_duration,
     write_rate,
 )
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 
 @pytest.mark.parametrize(

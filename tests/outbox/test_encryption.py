@@ -11,20 +11,20 @@ from sqlalchemy.orm import Session
 
 import pillarbox
 from examples.sealed.aes_gcm import AesGcm
-from inbox.errors import DeadLetter
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookFailed
-from outbox.errors import ConfigError, InvalidMessageError
-from outbox.limits import Limits
-from outbox.payload.payload_codec import CODEC_HEADER, decoded, encoded
-from outbox.payload.schema_registry import SchemaRegistry
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, idempotent
-from relay.events import BatchSettled
-from relay.events import MessageDeadLettered as RelayDeadLettered
-from relay.publishers.http import HttpPublisher
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.webhook import WebhookFailed
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError
+from pillarbox.outbox.limits import Limits
+from pillarbox.outbox.payload.payload_codec import CODEC_HEADER, decoded, encoded
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.events import MessageDeadLettered as RelayDeadLettered
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.dead_letters import give_up, retry, states

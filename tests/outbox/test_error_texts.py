@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import override
 
-from inbox.events import HandlerFailed, MessageDeadLettered
-from inbox.sources.memory import MemorySource
-from outbox.errors import message_of, one_line, shorten, traceback_of
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import HandlerFailed, MessageDeadLettered
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import message_of, one_line, shorten, traceback_of
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,

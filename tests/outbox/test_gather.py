@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from outbox import gather as module
-from outbox.gather import end, gather
+from pillarbox.outbox import gather as module
+from pillarbox.outbox.gather import end, gather
 
 
 async def swallow(times: int, waiting: asyncio.Barrier) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from inbox.consuming.load import load_consumer
-from outbox.errors import ConfigError
-from outbox.import_path import import_object
+from pillarbox.inbox.consuming.load import load_consumer
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.import_path import import_object
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox.errors import shorten
-from outbox.lane import Priority
-from outbox.limits import Limits
 from pillarbox import ConfigError, InvalidMessageError, Message, uuid7
+from pillarbox.outbox.errors import shorten
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.limits import Limits
 
 NOW = datetime.now(UTC)
 
@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     *(
         ("available_at", NOW + timedelta(days=29.5), "more than 6d", remedy)
         for remedy in (
-            "limits=outbox.limits.Limits(max_delay=timedelta(days=30)))",
+            "limits=pillarbox.outbox.limits.Limits(max_delay=timedelta(days=30)))",
             "pillarbox retention set inbox.receipt 45d --minimum 31d",
         )
     ),

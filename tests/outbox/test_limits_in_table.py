@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox import limits
+from pillarbox.outbox import limits
 from tests.fixtures.sessions import execute
 
 INDEXED, TENANT, CONTENT_TYPE, HEADERS = 2048, 1024, 1020, 256 * 1024

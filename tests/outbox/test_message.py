@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from outbox.errors import CodecError
-from outbox.lane import Priority
-from outbox.message_id import is_uuid7
 from pillarbox import InvalidMessageError, Message, uuid7
+from pillarbox.outbox.errors import CodecError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message_id import is_uuid7
 
 
 def test_bytes_are_accepted_unchanged_and_keep_a_given_content_type() -> None:

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.message_id import is_uuid7, moment_of
 from pillarbox import uuid7
+from pillarbox.outbox.message_id import is_uuid7, moment_of
 
 MANY = 20_000
 

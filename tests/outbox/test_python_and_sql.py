@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from outbox.lane import BUCKETS, LANES, Priority, lane_of, lanes_of, priority_of
-from outbox.limits import Limits
-from outbox.message import Message
-from outbox.message_id import is_uuid7, moment_of, uuid7
+from pillarbox.outbox.lane import (
+    BUCKETS,
+    LANES,
+    Priority,
+    lane_of,
+    lanes_of,
+    priority_of,
+)
+from pillarbox.outbox.limits import Limits
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import is_uuid7, moment_of, uuid7
 
 Connection = psycopg.Connection[TupleRow]
 

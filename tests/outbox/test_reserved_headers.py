@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import retry_all
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority, lane_of
-from outbox.limits import STORED_HEADERS, reserved_header
 from pillarbox import Message, insert_statement, uuid7
-from relay.dead_letters.retry import PublishingRetrier
-from relay.events import MessageDeadLettered
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.retry import retry_all
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.limits import STORED_HEADERS, reserved_header
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.events import MessageDeadLettered
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, insert, running

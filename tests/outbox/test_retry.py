@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.retry import RetryPolicy
 from pillarbox import ConfigError
+from pillarbox.outbox.retry import RetryPolicy
 
 DELAYS = st.timedeltas(timedelta(milliseconds=1), timedelta(days=30))
 

@@ -12,10 +12,10 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.lane import Priority, lane_of
-from outbox.limits import reserved_header
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.limits import reserved_header
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 # Characters with a meaning in array, bytea or JSON literals.

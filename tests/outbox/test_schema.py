@@ -5,8 +5,8 @@ from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SAWarning
 
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.schema import message_table
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.schema import message_table
 
 PUBLIC = postgresql.dialect()  # type: ignore[no-untyped-call]
 

@@ -13,19 +13,19 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-import inbox.events
 import pillarbox
-import relay.events
+import pillarbox.inbox.events
+import pillarbox.relay.events
 from examples.sealed.aes_gcm import AesGcm
-from inbox.errors import RetryLater
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.sources.memory import MemorySource
-from outbox.events import Event
-from outbox.observability.logging import LogEvents
-from outbox.payload.payload_codec import encoded
 from pillarbox import Consumer, Message
-from relay.events import BatchSettled
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.inbox.errors import RetryLater
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.observability.logging import LogEvents
+from pillarbox.outbox.payload.payload_codec import encoded
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.consumers import QUICK, sessions_of
 from tests.fixtures.consumers import running as consuming
 from tests.fixtures.publisher import ScriptedPublisher
@@ -88,7 +88,7 @@ async def test_a_relay_reveals_no_payload(
     )
 
     async with running(database_url, ScriptedPublisher(refuse), codec=codec) as it:
-        await it.events.wait_for(relay.events.DatabaseLost)
+        await it.events.wait_for(pillarbox.relay.events.DatabaseLost)
         execute(database_url, "ALTER TABLE outbox.dead_letter DROP CONSTRAINT fussy")
         await it.events.wait_for(BatchSettled)
     for event in it.events.events:
@@ -144,7 +144,7 @@ async def test_a_consumer_reveals_no_payload(
         for topic in topics[:-1]:
             consumer.handles(topic)(handle)
         async with consuming(consumer) as recorded:
-            await recorded.wait_for(inbox.events.HandlerDatabaseLost)
+            await recorded.wait_for(pillarbox.inbox.events.HandlerDatabaseLost)
             execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT fussy")
             await recorded.wait_for(MessageDeadLettered, 4)
             await recorded.wait_for(MessageHandled, 2)

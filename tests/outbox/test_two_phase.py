@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import pillarbox
-from outbox.postgres.advisory_lock import Lock
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.postgres.doorbell import Doorbell
 from pillarbox import Message, insert_statement
+from pillarbox.outbox.postgres.advisory_lock import Lock
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.doorbell import Doorbell
 from tests.fixtures.added import topics
 from tests.fixtures.sessions import execute
 

@@ -16,11 +16,11 @@ from sqlalchemy.orm import (
     object_session,
 )
 
-import outbox.schema
 import pillarbox
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.writer import AddedMessages
+import pillarbox.outbox.schema
 from pillarbox import ConfigError, Message
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.writer import AddedMessages
 from tests.fixtures.added import topics
 from tests.fixtures.sessions import execute
 
@@ -237,7 +237,9 @@ def test_a_session_reads_no_message_back(engine: Engine) -> None:
         session.commit()
 
 
-@pytest.mark.parametrize("bound", [AddedMessages, outbox.schema.message_table])
+@pytest.mark.parametrize(
+    "bound", [AddedMessages, pillarbox.outbox.schema.message_table]
+)
 def test_a_session_with_several_binds_needs_a_bind_for_the_message_table(
     database_url: str, engine: Engine, bound: Any
 ) -> None:
@@ -275,7 +277,7 @@ def test_the_table_takes_rows_of_other_statements(
 ) -> None:
     row = {"id": pillarbox.uuid7(), "lane": 0, "topic": "t", "content_type": "a/b"}
     with engine.begin() as connection:
-        statement = outbox.schema.message_table.insert()
+        statement = pillarbox.outbox.schema.message_table.insert()
         connection.execute(statement, row | {"payload": b""})
 
     assert topics(database_url) == ["t"]

@@ -20,13 +20,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import pillarbox
-from outbox import unsent
-from outbox.errors import ConfigError
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing import added
-from outbox.unsent import MessagesUnsent, UnsentMessagesWarning
-from outbox.writer import AddedMessages
 from pillarbox import Message
+from pillarbox.outbox import unsent
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing import added
+from pillarbox.outbox.unsent import MessagesUnsent, UnsentMessagesWarning
+from pillarbox.outbox.writer import AddedMessages
 
 ORDER = Message("orders.placed", {"order": 1})
 REFUND = Message("refunds.made", {"order": 1})

@@ -23,16 +23,16 @@ import pydantic
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message, RetryLater, SchemaRegistry
+from pillarbox.inbox.events import (
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.sources.memory import MemorySource
-from outbox.errors import message_of, one_line, traceback_of
-from outbox.observability.logging import LogEvents
-from pillarbox import Consumer, DeadLetter, Message, RetryLater, SchemaRegistry
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import message_of, one_line, traceback_of
+from pillarbox.outbox.observability.logging import LogEvents
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.sessions import execute
 

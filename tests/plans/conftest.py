@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox.log.process import SETTINGS
-from outbox.postgres.sql_files import load
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.log.process import SETTINGS
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 

@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.statement import Schema, Statement, statement
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.statement import Schema, Statement, statement
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import read_sequentially, walk
 

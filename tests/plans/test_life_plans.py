@@ -9,15 +9,15 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.observability.message_life import (
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.observability.message_life import (
     Found,
     State,
     read_lives_of_key,
     read_trace,
 )
-from outbox.postgres.connection import PIN_SESSION
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.postgres.connection import PIN_SESSION
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import publish
 from tests.fixtures.postgres import Template, new_database

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from starlette.datastructures import QueryParams
 
-from outbox.administration.readers import MOST_COUNTED, list_readers
-from outbox.observability.measures.reading import PARTS, Scope
-from outbox.observability.overview import Overview, read_overview
-from outbox.postgres.advisory_lock import LOCK_CLASS
-from outbox.postgres.sql_files import load
-from outbox.testing.postgres import PostgresServer
-from outbox.web.messages import read_page
+from pillarbox.outbox.administration.readers import MOST_COUNTED, list_readers
+from pillarbox.outbox.observability.measures.reading import PARTS, Scope
+from pillarbox.outbox.observability.overview import Overview, read_overview
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.web.messages import read_page
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import defer, publish
 from tests.fixtures.postgres import Template, new_database

@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from inbox.dead_letters.write import StoredFailure
-from inbox.poison.store import (
+from pillarbox.inbox.dead_letters.write import StoredFailure
+from pillarbox.inbox.poison.store import (
     count_starts,
     delete_starts,
     keep_starts,
     uncount_starts,
 )
-from inbox.receipt import has_receipt
-from outbox.message_id import uuid7
+from pillarbox.inbox.receipt import has_receipt
+from pillarbox.outbox.message_id import uuid7
 from tests.fixtures.consumers import id_of, sessions_of
 
 Ask: TypeAlias = Callable[[Session, Sequence[UUID], str], Any]

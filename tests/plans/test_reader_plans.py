@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 import psycopg
 import pytest
 
-from outbox.administration.readers import list_readers
-from outbox.observability.measures.reading import Scope
-from outbox.observability.overview import read_overview
-from outbox.postgres.sql_files import load
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.readers import list_readers
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.overview import read_overview
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.administration.tenants import add_tenant_index
-from outbox.log.position import Snapshot
-from outbox.log.takeover import xids_of
-from outbox.postgres.sql_files import load
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
-from relay.publishers.postgres import SETTINGS, rows
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.administration.tenants import add_tenant_index
+from pillarbox.outbox.log.position import Snapshot
+from pillarbox.outbox.log.takeover import xids_of
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.publishers.postgres import SETTINGS, rows
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import (

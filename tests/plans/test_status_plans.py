@@ -8,8 +8,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox.postgres.sql_files import load
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import defer
 from tests.fixtures.postgres import Template, new_database

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures import positions
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database

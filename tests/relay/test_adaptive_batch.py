@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.adaptive_batch import BatchLimit
+from pillarbox.relay.adaptive_batch import BatchLimit
 
 TIMEOUT = timedelta(seconds=30)
 SECONDS = TIMEOUT.total_seconds()

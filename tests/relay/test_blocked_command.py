@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.cli.main import main
-from outbox.observability.measures.failures import read_blocked
 from pillarbox import Message
-from relay.events import BatchSettled, MessageRefused
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.observability.measures.failures import read_blocked
+from pillarbox.relay.events import BatchSettled, MessageRefused
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer
 from tests.fixtures.presence import record_process

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from outbox.events import Event
-from relay.breaker import Breaker
-from relay.events import BrokerLost, BrokerRecovered
+from pillarbox.outbox.events import Event
+from pillarbox.relay.breaker import Breaker
+from pillarbox.relay.events import BrokerLost, BrokerRecovered
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def note(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("relay.breaker.asyncio.sleep", note)
+    monkeypatch.setattr("pillarbox.relay.breaker.asyncio.sleep", note)
     return waited
 
 

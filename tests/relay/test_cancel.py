@@ -8,12 +8,12 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.postgres.connection import conninfo
 from pillarbox import Cancelled, Message, TooLate, cancel
-from relay.events import BatchSettled
-from relay.publisher import Nacked
-from relay.replay import ReplayCriteria, replay_published
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publisher import Nacked
+from pillarbox.relay.replay import ReplayCriteria, replay_published
 from tests.fixtures.positions import publish
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import PATIENT, insert, running

@@ -8,21 +8,26 @@ from typing import Any
 import psycopg
 import pytest
 
-import outbox.log.claim
-from inbox.sources.postgres.window_lane import WindowLane
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
-from outbox.log.claim import claim_batch
-from outbox.log.lanes.batch import ClaimedBatch
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.lane import Lane
-from outbox.log.process import SETTINGS
-from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.connection import NOT_PREPARED, Connection, connect, conninfo
+import pillarbox.outbox.log.claim
 from pillarbox import Message, uuid7
-from relay.config import RelayConfig
-from relay.reader import RelayReader
+from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.lanes.batch import ClaimedBatch
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.process import SETTINGS
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.postgres.connection import (
+    NOT_PREPARED,
+    Connection,
+    connect,
+    conninfo,
+)
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.reader import RelayReader
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, mark_published, running, unsettled
@@ -54,14 +59,14 @@ async def test_a_nack_settled_late_does_not_let_a_key_overtake_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(database_url, Message("head", b"", key="k"), Message("next", b"", key="k"))
-    original = getattr(outbox.log.claim._Claim, moment)
+    original = getattr(pillarbox.outbox.log.claim._Claim, moment)
 
     async def interrupted(*arguments: object) -> object:
         result = await original(*arguments)
         defer(database_url, "head")
         return result
 
-    monkeypatch.setattr(outbox.log.claim._Claim, moment, interrupted)
+    monkeypatch.setattr(pillarbox.outbox.log.claim._Claim, moment, interrupted)
     async with await connect(database_url, application_name="test") as connection:
         batch = await claim(connection, board_of_all_lanes())
 
@@ -305,7 +310,7 @@ async def test_messages_of_other_topics_take_no_place_in_a_batch(
     database_url: str, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """However many a claim passes, it ends before a seq that rows share."""
-    monkeypatch.setattr("outbox.log.claim._MOST_OTHERS", others)
+    monkeypatch.setattr("pillarbox.outbox.log.claim._MOST_OTHERS", others)
     with administration(database_url, application_name="test") as administrator:
         add_reader(administrator, "invoices", ["invoices"], broker="redis://b")
     execute(database_url, "SELECT setval('outbox.message_seq', 1000)")

@@ -3,10 +3,10 @@
 import psycopg
 import pytest
 
-from outbox.events import Event
-from outbox.log.database_retry import DatabaseRetry
-from outbox.postgres.connection import Link
-from relay.events import DatabaseLost, DatabaseRecovered
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.database_retry import DatabaseRetry
+from pillarbox.outbox.postgres.connection import Link
+from pillarbox.relay.events import DatabaseLost, DatabaseRecovered
 
 
 async def test_waits_stay_below_a_second_until_the_end_of_the_outage_is_reported_once(
@@ -17,7 +17,7 @@ async def test_waits_stay_below_a_second_until_the_end_of_the_outage_is_reported
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("outbox.log.database_retry.asyncio.sleep", note)
+    monkeypatch.setattr("pillarbox.outbox.log.database_retry.asyncio.sleep", note)
     events: list[Event] = []
     retry = DatabaseRetry(events.append)
     link = Link(database_url, application_name="test")

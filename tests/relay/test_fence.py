@@ -6,24 +6,24 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-import relay.worker
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.errors import DatabaseUnavailableError
-from outbox.gather import end
-from outbox.log.settle import store_settlement
-from outbox.postgres.connection import Connection, Link, Server, connect
-from outbox.testing.events import RecordedEvents
+import pillarbox.relay.worker
 from pillarbox import Message
-from relay.config import RelayConfig
-from relay.events import (
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.log.settle import store_settlement
+from pillarbox.outbox.postgres.connection import Connection, Link, Server, connect
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import (
     BatchSettled,
     DatabaseRecovered,
     LeaseTaken,
     MessageDeadLettered,
 )
-from relay.oversized import OversizedRows
-from relay.publisher import Acked, Nacked
+from pillarbox.relay.oversized import OversizedRows
+from pillarbox.relay.publisher import Acked, Nacked
 from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -77,7 +77,7 @@ async def test_a_connection_lost_during_a_settlement_repeats_nothing(
             raise psycopg.OperationalError("the connection was cut")
         return due
 
-    monkeypatch.setattr(relay.worker, "store_settlement", cut)
+    monkeypatch.setattr(pillarbox.relay.worker, "store_settlement", cut)
     insert(database_url, *(Message(f"k/{n}", b"", key="k") for n in range(3)))
     publisher = ScriptedPublisher()
     async with running(database_url, publisher):
@@ -287,7 +287,7 @@ async def test_the_outage_of_a_settlement_ends_whatever_is_left_to_settle(
             raise psycopg.OperationalError("the connection was cut")
         return await store_settlement(connection, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(relay.worker, "store_settlement", overtaken)
+    monkeypatch.setattr(pillarbox.relay.worker, "store_settlement", overtaken)
     async with running(database_url, ScriptedPublisher()) as running_relay:
         insert(database_url, Message("first", b"", key="k"))
         await running_relay.events.wait_for(BatchSettled)

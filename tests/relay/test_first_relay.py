@@ -6,13 +6,17 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, drop_reader, list_readers
-from outbox.cli.main import main
-from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.events import BatchPublished, ReaderAdded
-from relay.relay import Relay
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import (
+    add_reader,
+    drop_reader,
+    list_readers,
+)
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.relay.events import BatchPublished, ReaderAdded
+from pillarbox.relay.relay import Relay
 from tests.fixtures import positions
 from tests.fixtures.postgres import ADD_MAIN, REMOVE_READERS, migrate_for_a_week
 from tests.fixtures.publisher import ScriptedPublisher
@@ -73,7 +77,7 @@ async def test_it_publishes_what_is_there_and_says_so_before(
 async def test_more_messages_than_are_worth_counting_are_not_counted(
     unread_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.reader._MOST_COUNTED", 2)
+    monkeypatch.setattr("pillarbox.relay.reader._MOST_COUNTED", 2)
     url = unread_database_url
     insert(url, *(Message("orders", b"") for _ in range(3)))
     with new_role(url, "rob", "LOGIN IN ROLE pillarbox_relay") as rob:

@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outbox.events import Observer, ProcessMeasured
-from outbox.observability.prometheus import OTHER, TopicLabels
-from outbox.postgres.connection import conninfo
-from outbox.testing.events import RecordedEvents
 from pillarbox import Message
-from relay.activity import RelayCounts
-from relay.events import (
+from pillarbox.outbox.events import Observer, ProcessMeasured
+from pillarbox.outbox.observability.prometheus import OTHER, TopicLabels
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.events import (
     BatchPublished,
     BatchSettled,
     BrokerLost,
@@ -23,10 +23,10 @@ from relay.events import (
     MessageDeadLettered,
     RelayStopped,
 )
-from relay.metrics import RelayMetrics
-from relay.publisher import Acked, Nacked
-from relay.relay import Relay
-from relay.replay import ReplayCriteria, replay_published
+from pillarbox.relay.metrics import RelayMetrics
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.relay import Relay
+from pillarbox.relay.replay import ReplayCriteria, replay_published
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, insert
 from tests.fixtures.sessions import execute
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("measured_often")
 @pytest.fixture
 def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays report their measures several times a second."""
-    monkeypatch.setattr("outbox.observability.presence._REPORT", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence._REPORT", 0.1)
 
 
 class Observed:

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-import relay.cli
-from outbox.cli.main import main
-from outbox.errors import ConfigError
-from outbox.retry import RetryPolicy
-from relay.config import RelayConfig
+import pillarbox.relay.cli
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.config import RelayConfig
 
 
 def test_every_option_reaches_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_every_option_reaches_the_relay(monkeypatch: pytest.MonkeyPatch) -> None
         made.update(more, config=config)
         raise ConfigError("made")
 
-    monkeypatch.setattr(relay.cli, "Relay", make)
+    monkeypatch.setattr(pillarbox.relay.cli, "Relay", make)
     options = (
         *("--batch-size=7", "--concurrency=3", "--max-payload-bytes=9"),
         *("--lease=5s", "--publish-timeout=6s", "--drain=8s", "--max-attempts=2"),

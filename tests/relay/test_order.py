@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from outbox.lane import Priority
-from outbox.retry import RetryPolicy
 from pillarbox import Message
-from relay.events import BatchSettled, MessageDeadLettered, MessageRefused
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.events import BatchSettled, MessageDeadLettered, MessageRefused
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,

@@ -7,15 +7,15 @@ from datetime import timedelta
 import pytest
 from typing_extensions import override
 
-from outbox.errors import BrokerUnavailableError
-from outbox.events import Event
-from outbox.log.lanes.batch import ClaimedMessage
-from outbox.message import Message
-from relay.adaptive_batch import BatchLimit
-from relay.config import RelayConfig
-from relay.events import BatchPublished
-from relay.publish import Answer, publish_batch
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage
+from pillarbox.outbox.message import Message
+from pillarbox.relay.adaptive_batch import BatchLimit
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import BatchPublished
+from pillarbox.relay.publish import Answer, publish_batch
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.claimed import claimed
 from tests.fixtures.publisher import ScriptedPublisher
 

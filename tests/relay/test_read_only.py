@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from outbox.errors import DatabaseUnavailableError
-from outbox.log.settle import WRITES
-from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
-from relay.dead_letters.retry import PublishingRetrier
-from relay.events import DatabaseLost, LeaseLost, LeaseTaken
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.log.settle import WRITES
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.events import DatabaseLost, LeaseLost, LeaseTaken
 from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.passwords import set_password
 from tests.fixtures.proxy import Proxy
@@ -34,7 +34,7 @@ END_RELAY = """
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays try to take their lanes again soon."""
-    monkeypatch.setattr("outbox.postgres.lease.RETRY", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.postgres.lease.RETRY", 0.1)
 
 
 def relays_url(url: str) -> str:

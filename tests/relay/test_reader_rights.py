@@ -6,16 +6,16 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, list_readers
-from outbox.cli.main import main
-from outbox.errors import ConfigError
-from outbox.lane import LANES
-from outbox.postgres.connection import PIN_SESSION
-from outbox.postgres.sql_files import load
 from pillarbox import Message
-from relay.events import DatabaseLost, LeaseLost, MessageDeadLettered
-from relay.publisher import Nacked
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader, list_readers
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import LANES
+from pillarbox.outbox.postgres.connection import PIN_SESSION
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.relay.events import DatabaseLost, LeaseLost, MessageDeadLettered
+from pillarbox.relay.publisher import Nacked
 from tests.fixtures import positions
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.publisher import ScriptedPublisher

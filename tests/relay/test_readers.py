@@ -14,20 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.rows import TupleRow
 
-from outbox.administration.connection import administration
-from outbox.administration.doctor import examine_quickly
-from outbox.administration.readers import add_reader, drop_reader, list_readers
-from outbox.cli.main import main
-from outbox.errors import ConfigError
-from outbox.lane import LANES
 from pillarbox import Message
-from relay.events import (
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.administration.readers import (
+    add_reader,
+    drop_reader,
+    list_readers,
+)
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import LANES
+from pillarbox.relay.events import (
     BatchSettled,
     LeaseTaken,
     MessageDeadLettered,
     ReaderDropped,
 )
-from relay.publisher import Acked, Nacked
+from pillarbox.relay.publisher import Acked, Nacked
 from tests.fixtures import positions
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.postgres import ADD_MAIN
@@ -145,7 +149,7 @@ async def test_a_reader_gets_only_its_topics_and_others_dont_hold_it(
 async def test_after_many_messages_of_others_its_position_is_stored(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.log.claim._MOST_SKIPPED", 3)
+    monkeypatch.setattr("pillarbox.outbox.log.claim._MOST_SKIPPED", 3)
     add(database_url, "webhooks", "invoices")
     stored = "SELECT count(*), coalesce(sum(messages), 0) FROM outbox.position"
     publisher = ScriptedPublisher()

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from outbox.dead_letters.criteria import Criteria
-from outbox.errors import ConfigError
-from outbox.lane import LANES
-from outbox.observability.health import Health
-from outbox.testing.events import RecordedEvents
 from pillarbox import Message
-from relay.dead_letters.retry import PublishingRetrier
-from relay.events import (
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import LANES
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.events import (
     BrokerDiffers,
     BrokerMatches,
     LeaseTaken,
     RelayStarted,
 )
-from relay.relay import Relay
+from pillarbox.relay.relay import Relay
 from tests.fixtures.dead_letters import find, give_up
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import QUICK, insert, numbered, running

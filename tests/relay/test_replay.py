@@ -8,11 +8,11 @@ from functools import partial
 import psycopg
 import pytest
 
-from outbox.cli.main import main
-from outbox.postgres.connection import conninfo
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.replay import ReplayCriteria, replay_published
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.replay import ReplayCriteria, replay_published
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer, give_up, publish
 from tests.fixtures.publisher import ScriptedPublisher
@@ -180,7 +180,7 @@ async def test_a_running_relay_publishes_replayed_messages_with_each_key_in_orde
             await asyncio.to_thread(wait_for, what, done, seconds=90)
 
         await all_settled("all are published")
-        monkeypatch.setattr("relay.cli._BATCH", 3)
+        monkeypatch.setattr("pillarbox.relay.cli._BATCH", 3)
         replay = ["replay", "--since", "1h", "--key", "b"]
         assert await asyncio.to_thread(main, replay) == 0
         await all_settled("they are published again")

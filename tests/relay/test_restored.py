@@ -12,14 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate
-from outbox.postgres.connection import conninfo
-from outbox.testing.cluster import find_binaries, initialized
-from outbox.testing.lifetime import unprivileged_user
-from outbox.testing.postgres import PostgresServer, postgres_server
 from pillarbox import ConfigError, Message
-from relay.events import BatchSettled, MessageDeadLettered
-from relay.publisher import Acked, Nacked
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.cluster import find_binaries, initialized
+from pillarbox.outbox.testing.lifetime import unprivileged_user
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.relay.events import BatchSettled, MessageDeadLettered
+from pillarbox.relay.publisher import Acked, Nacked
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.postgres import FEW_DAYS, SETTINGS, copied_server

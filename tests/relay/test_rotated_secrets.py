@@ -7,15 +7,15 @@ from typing import Self
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
-from outbox.postgres.connection import connect, conninfo
-from outbox.testing.postgres import PostgresServer
-from outbox.url import FileUrl
 from pillarbox import Message
-from relay.events import BatchSettled, BrokerLost, DatabaseLost, LeaseTaken
-from relay.publisher import Acked, Checkable, Confirmation, InDatabase
-from relay.renewed_publisher import RenewedPublisher, publisher_of
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from pillarbox.outbox.postgres.connection import connect, conninfo
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.url import FileUrl
+from pillarbox.relay.events import BatchSettled, BrokerLost, DatabaseLost, LeaseTaken
+from pillarbox.relay.publisher import Acked, Checkable, Confirmation, InDatabase
+from pillarbox.relay.renewed_publisher import RenewedPublisher, publisher_of
 from tests.fixtures.passwords import ask_for_passwords, set_password
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
@@ -36,7 +36,7 @@ def held(file: Path, url: str) -> FileUrl:
 async def test_a_relay_reconnects_with_the_password_that_was_rotated(
     migrated_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.postgres.lease.RETRY", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.postgres.lease.RETRY", 0.1)
     url = migrated_server.url
     file = tmp_path / "url"
     mary = held(file, set_password(url, "mary", "old"))

@@ -7,12 +7,12 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import SourceLost
-from outbox.errors import ConfigError
-from outbox.observability.health import Health
 from pillarbox import Consumer, Message
-from relay.events import DatabaseLost, RelayStarted
-from relay.relay import Relay
+from pillarbox.inbox.events import SourceLost
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability.health import Health
+from pillarbox.relay.events import DatabaseLost, RelayStarted
+from pillarbox.relay.relay import Relay
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as consuming

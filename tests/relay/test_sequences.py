@@ -7,12 +7,12 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox.errors import ConfigError
-from outbox.lane import Priority, lane_of
-from outbox.postgres.connection import connect, conninfo
 from pillarbox import Message, uuid7
-from relay.events import BatchSettled
-from relay.publisher import Nacked
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.postgres.connection import connect, conninfo
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publisher import Nacked
 from tests.fixtures.positions import REPLAY
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.log.lanes.batch import (
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNTOUCHED,
@@ -12,14 +12,14 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.lane import Extent, Lane
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Day, Progress
-from outbox.log.view import ReadView
-from outbox.retry import RetryPolicy
-from relay.publish import Answer
-from relay.publisher import Acked, Nacked
-from relay.settle import decide, settle
+from pillarbox.outbox.log.lanes.lane import Extent, Lane
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Day, Progress
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.relay.publish import Answer
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.settle import decide, settle
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)

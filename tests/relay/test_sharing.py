@@ -8,12 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.lane import LANES, PRIORITIES, Priority, priority_of
-from outbox.log.lanes.lane import Lane
-from outbox.postgres.connection import conninfo
 from pillarbox import Message
-from relay.events import BatchSettled, LeaseLost, LeaseTaken
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.lane import LANES, PRIORITIES, Priority, priority_of
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.relay.events import BatchSettled, LeaseLost, LeaseTaken
+from pillarbox.relay.publisher import Acked, Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     QUICK,

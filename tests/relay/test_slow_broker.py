@@ -6,10 +6,10 @@ from datetime import timedelta
 
 from typing_extensions import override
 
-from outbox.lane import Priority
-from outbox.message import Message
-from relay.events import BrokerLost, BrokerRecovered
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.message import Message
+from pillarbox.relay.events import BrokerLost, BrokerRecovered
+from pillarbox.relay.publisher import Acked, Confirmation
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, numbered, running
 from tests.fixtures.sessions import execute

@@ -9,16 +9,16 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-import outbox.log.claims
-from outbox.lane import PRIORITIES, lanes_of
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.keys import LONG_AGO
-from outbox.log.lanes.lane import Lane
-from outbox.log.sweep import _find_due, sweep_lanes
-from outbox.postgres.connection import Connection, Link, conninfo
+import pillarbox.outbox.log.claims
 from pillarbox import Message
-from relay.config import RelayConfig
-from relay.events import BatchSettled
+from pillarbox.outbox.lane import PRIORITIES, lanes_of
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.keys import LONG_AGO
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.sweep import _find_due, sweep_lanes
+from pillarbox.outbox.postgres.connection import Connection, Link, conninfo
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import BatchSettled
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import defer, insert, numbered, running, unsettled
@@ -212,7 +212,7 @@ async def test_a_row_inserted_by_hand_below_the_position_is_found(
 async def test_a_late_row_far_below_the_position_is_found_before_later_ones_of_its_key(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.log.claims, "FAR", 10)
+    monkeypatch.setattr(pillarbox.outbox.log.claims, "FAR", 10)
     publisher = ScriptedPublisher()
     with psycopg.connect(conninfo(database_url)) as slow:
         async with running(

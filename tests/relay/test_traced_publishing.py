@@ -8,14 +8,14 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from outbox.errors import BrokerUnavailableError
-from outbox.log.lanes.batch import ClaimedMessage
 from pillarbox import Message
-from relay.adaptive_batch import BatchLimit
-from relay.config import RelayConfig
-from relay.events import MessageDeadLettered
-from relay.publish import publish_batch
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage
+from pillarbox.relay.adaptive_batch import BatchLimit
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import MessageDeadLettered
+from pillarbox.relay.publish import publish_batch
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running
 from tests.fixtures.spans import (
@@ -139,7 +139,7 @@ async def test_an_unavailable_broker_fails_the_span(spans: Spans) -> None:
     sent = spans.one("send orders")
     assert sent.status.status_code is StatusCode.ERROR
     error = attributes_of(sent)["error.type"]
-    assert error == "outbox.errors.BrokerUnavailableError"
+    assert error == "pillarbox.outbox.errors.BrokerUnavailableError"
 
 
 async def test_a_batch_says_how_many_messages_were_refused(spans: Spans) -> None:

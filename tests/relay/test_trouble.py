@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.log.claim import claim_batch
-from outbox.log.settle import store_settlement
-from outbox.postgres.connection import connect
-from outbox.testing.postgres import PostgresServer
 from pillarbox import ConfigError, Message
-from relay.config import RelayConfig
-from relay.events import (
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.settle import store_settlement
+from pillarbox.outbox.postgres.connection import connect
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.events import (
     BatchClaimed,
     DatabaseLost,
     DatabaseRecovered,
@@ -20,8 +20,8 @@ from relay.events import (
     MessageDeadLettered,
     MessageRefused,
 )
-from relay.publisher import Acked, Nacked
-from relay.settle import settle
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.settle import settle
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

@@ -8,9 +8,9 @@ import psycopg
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
-from outbox.testing.cluster import CRON_SETTINGS, NOT_DURABLE, SETTINGS
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.cluster import CRON_SETTINGS, NOT_DURABLE, SETTINGS
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.waiting import wait_for
 
 IMAGE: Final = "pillarbox-postgres"

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError, OutboxError
-from outbox.testing import cluster
-from outbox.testing.lifetime import free_port, wait_until, watched
+from pillarbox.outbox.errors import ConfigError, OutboxError
+from pillarbox.outbox.testing import cluster
+from pillarbox.outbox.testing.lifetime import free_port, wait_until, watched
 
 __all__ = ["PrivateServer", "chosen_folders", "find_program", "use_chosen_postgres"]
 

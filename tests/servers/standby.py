@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from outbox.testing.cluster import Cluster, find_binaries
-from outbox.testing.lifetime import (
+from pillarbox.outbox.testing.cluster import Cluster, find_binaries
+from pillarbox.outbox.testing.lifetime import (
     free_port,
     private_directory,
     unprivileged_user,

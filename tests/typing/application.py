@@ -18,10 +18,6 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.source import Abilities
-from inbox.testing.drain import DeadLettered, Drained, drain
-from outbox.administration.autogenerate import LeaveOut
-from outbox.testing import added
 from pillarbox import (
     Acked,
     AsyncJob,
@@ -46,6 +42,10 @@ from pillarbox import (
     record_receipt,
     uuid7,
 )
+from pillarbox.inbox.source import Abilities
+from pillarbox.inbox.testing.drain import DeadLettered, Drained, drain
+from pillarbox.outbox.administration.autogenerate import LeaveOut
+from pillarbox.outbox.testing import added
 
 
 @event("orders.placed", version=2)

@@ -6,8 +6,8 @@ import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from outbox.testing import added
 from pillarbox import Acked, Consumer, Message, Publisher, add, event, guard
+from pillarbox.outbox.testing import added
 
 
 @event("orders.placed")

@@ -13,10 +13,10 @@ from typing import Any, Self
 import aio_pika  # in its own environment
 
 from benchmarks.drain import main
-from outbox.brokers.rabbitmq.message import to_properties
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.message import Message
-from relay.publisher import Acked, Confirmation
+from pillarbox.outbox.brokers.rabbitmq.message import to_properties
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Acked, Confirmation
 
 ACKED = Acked()
 

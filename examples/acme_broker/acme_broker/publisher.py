@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Self
 
-from outbox.cloudevents.headers import to_headers
-from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.cloudevents.headers import to_headers
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 
 from .queue import Queue
 

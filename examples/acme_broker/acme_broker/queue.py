@@ -6,8 +6,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.url import split, without_password
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.url import split, without_password
 
 _FILE = "queue.db"
 _PATIENCE = 5.0

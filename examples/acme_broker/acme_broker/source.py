@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import uuid4
 
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Delivery
-from outbox.cloudevents.headers import from_headers
-from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from pillarbox import Message, uuid7
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from pillarbox.inbox.source import Abilities, Delivery
+from pillarbox.outbox.cloudevents.headers import from_headers
+from pillarbox.outbox.errors import BrokerUnavailableError, InvalidMessageError
 
 from .publisher import PREFIX
 from .queue import Queue

@@ -1,5 +1,5 @@
 """A source that reads Kafka: a topic is a Kafka topic, a consumer is a group."""
 
-from inbox.sources.kafka.source import KafkaSource
+from pillarbox.inbox.sources.kafka.source import KafkaSource
 
 __all__ = ["KafkaSource"]

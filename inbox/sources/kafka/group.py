@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupState, KafkaException, TopicPartition, admin
 
-from inbox.handlers.routes import overlap
+from pillarbox.inbox.handlers.routes import overlap
 
 _ANSWER: Final = 3.0
 _OFFSET: Final[Any] = vars(admin)["OffsetSpec"]  # it has no types

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Record
 
-from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
-from inbox.source import Arrived
-from inbox.sources.kafka.offsets import Offsets
-from inbox.sources.kafka.reader import Part
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from pillarbox.inbox.source import Arrived
+from pillarbox.inbox.sources.kafka.offsets import Offsets
+from pillarbox.inbox.sources.kafka.reader import Part
 
 
 @dataclass(slots=True, eq=False)

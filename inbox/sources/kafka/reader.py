@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
-from outbox.errors import ConfigError, shorten
+from pillarbox.outbox.brokers.kafka.connection import kafka_unavailable, reason_of
+from pillarbox.outbox.errors import ConfigError, shorten
 
 if TYPE_CHECKING:
-    from inbox.sources.kafka.source import KafkaSource
+    from pillarbox.inbox.sources.kafka.source import KafkaSource
 
 Part: TypeAlias = tuple[str, int]
 """A Kafka partition: its topic and its number."""

@@ -16,20 +16,20 @@ from typing import Any, Final, Self
 import confluent_kafka
 from confluent_kafka import Message as Record
 
-from inbox.consuming.backlog import Backlog
-from inbox.consuming.rollout import begins_at_oldest
-from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.kafka.group import look_around
-from inbox.sources.kafka.log import Entry, Log, written_at_of
-from inbox.sources.kafka.reader import Part, Reader, require_topics
-from outbox.brokers.kafka.connection import (
+from pillarbox.inbox.consuming.backlog import Backlog
+from pillarbox.inbox.consuming.rollout import begins_at_oldest
+from pillarbox.inbox.source import Abilities, Delivery, EntryDelivery
+from pillarbox.inbox.sources.kafka.group import look_around
+from pillarbox.inbox.sources.kafka.log import Entry, Log, written_at_of
+from pillarbox.inbox.sources.kafka.reader import Part, Reader, require_topics
+from pillarbox.outbox.brokers.kafka.connection import (
     check_config,
     kafka_config,
     kafka_unavailable,
 )
-from outbox.brokers.kafka.message import message_of
-from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerUnavailableError, CredentialsError
+from pillarbox.outbox.brokers.kafka.message import message_of
+from pillarbox.outbox.brokers.kafka.options import KafkaOptions
+from pillarbox.outbox.errors import BrokerUnavailableError, CredentialsError
 
 _AT_ONCE: Final = 500
 _DEFAULTS: Final = {

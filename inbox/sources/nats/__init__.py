@@ -1,5 +1,5 @@
 """A source that reads NATS JetStream through durable pull consumers."""
 
-from inbox.sources.nats.source import NatsSource
+from pillarbox.inbox.sources.nats.source import NatsSource
 
 __all__ = ["NatsSource"]

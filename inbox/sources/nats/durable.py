@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
-from inbox.consuming.keeper import Held
-from inbox.poison.history import REDELIVERED, History, TakenOver
-from outbox.brokers.nats.connection import ApiError, NatsConnection
-from outbox.brokers.nats.message import subject_problem
-from outbox.brokers.shards import Shard
-from outbox.errors import ConfigError, shorten
+from pillarbox.inbox.consuming.keeper import Held
+from pillarbox.inbox.poison.history import REDELIVERED, History, TakenOver
+from pillarbox.outbox.brokers.nats.connection import ApiError, NatsConnection
+from pillarbox.outbox.brokers.nats.message import subject_problem
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import ConfigError, shorten
 
 NANOSECONDS: Final = 1_000_000_000
 # Without a generation: shared, or created by an administrator.

@@ -17,15 +17,15 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from inbox.poison.history import FIRST_DELIVERY
-from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
-from outbox.brokers.nats.connection import NatsConnection
-from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
-from outbox.brokers.shards import Shard
-from outbox.errors import InvalidMessageError
-from outbox.logs.printable import count
-from outbox.message import Message
-from outbox.retry import jittered
+from pillarbox.inbox.poison.history import FIRST_DELIVERY
+from pillarbox.inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
+from pillarbox.outbox.brokers.nats.connection import NatsConnection
+from pillarbox.outbox.brokers.nats.message import decode_message, raw_headers, raw_text
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.retry import jittered
 
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9

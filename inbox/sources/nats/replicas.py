@@ -27,12 +27,12 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from inbox.sources.nats.durable import Durable, durable_name
-from inbox.sources.nats.pull import Pulls
-from outbox.brokers.nats.connection import ApiError
-from outbox.brokers.shards import Shard
-from outbox.errors import OutboxError
-from outbox.gather import cancellable, gather
+from pillarbox.inbox.sources.nats.durable import Durable, durable_name
+from pillarbox.inbox.sources.nats.pull import Pulls
+from pillarbox.outbox.brokers.nats.connection import ApiError
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.gather import cancellable, gather
 
 READS: Final = "pillarbox.reads."
 _PAUSE: Final = 0.5

@@ -15,18 +15,22 @@ from typing import Any, Final, Self
 
 from nats.aio.msg import Msg
 
-from inbox.consuming.keeper import Keeper, Outcome
-from inbox.consuming.rollout import begins_at_oldest
-from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
-from inbox.sources.nats.pull import ACKS, Pulls, settle
-from inbox.sources.nats.replicas import READS, Replicas
-from outbox.brokers.nats.connection import NatsConnection, NatsLink, nats_errors
-from outbox.brokers.nats.message import OF_CONSUMER
-from outbox.brokers.nats.options import NAME_FORM, is_name
-from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.retry import jittered
+from pillarbox.inbox.consuming.keeper import Keeper, Outcome
+from pillarbox.inbox.consuming.rollout import begins_at_oldest
+from pillarbox.inbox.source import Abilities, Delivery, EntryDelivery
+from pillarbox.inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
+from pillarbox.inbox.sources.nats.pull import ACKS, Pulls, settle
+from pillarbox.inbox.sources.nats.replicas import READS, Replicas
+from pillarbox.outbox.brokers.nats.connection import (
+    NatsConnection,
+    NatsLink,
+    nats_errors,
+)
+from pillarbox.outbox.brokers.nats.message import OF_CONSUMER
+from pillarbox.outbox.brokers.nats.options import NAME_FORM, is_name
+from pillarbox.outbox.brokers.nats.settings import NatsSettings
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from pillarbox.outbox.retry import jittered
 
 _DEFAULT: Final = {
     "ack_policy": "explicit",

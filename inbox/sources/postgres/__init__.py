@@ -1,5 +1,5 @@
 """A source that reads the outbox."""
 
-from inbox.sources.postgres.outbox_source import PostgresSource
+from pillarbox.inbox.sources.postgres.outbox_source import PostgresSource
 
 __all__ = ["PostgresSource"]

@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import psycopg
 
-from inbox.sources.postgres.handover import TenantSearch, TenantsFound
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.window_lane import WindowLane
-from outbox.array_literal import plain_array
-from outbox.log.claim import ClaimedRow, decode_row, read_row
-from outbox.log.config import ReadingConfig
-from outbox.log.hidden import Floors
-from outbox.log.lanes.batch import ClaimedBatch
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.view import ReadView
-from outbox.postgres.connection import Connection
-from outbox.postgres.sql_files import load
+from pillarbox.inbox.sources.postgres.handover import TenantSearch, TenantsFound
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+from pillarbox.outbox.array_literal import plain_array
+from pillarbox.outbox.log.claim import ClaimedRow, decode_row, read_row
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.hidden import Floors
+from pillarbox.outbox.log.lanes.batch import ClaimedBatch
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.sql_files import load
 
 _MAX_READ: Final = 10_000
 """How many messages of a tenant and lane are read, whatever their topics."""

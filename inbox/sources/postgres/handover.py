@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.ready import Ready
-from inbox.sources.postgres.tenants import Tenants
-from outbox.lane import Priority
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.ready import Ready
+from pillarbox.inbox.sources.postgres.tenants import Tenants
+from pillarbox.outbox.lane import Priority
 
 _MAX_CLAIMS: Final = 4
 """So many claims' worth of messages are ready at most, if some tenants are left out."""

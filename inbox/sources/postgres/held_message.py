@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from outbox.log.lanes.batch import ClaimedMessage, Disposition
-from outbox.log.lanes.keys import WaitingMessage
-from outbox.log.window import Place, Window
+from pillarbox.outbox.log.lanes.batch import ClaimedMessage, Disposition
+from pillarbox.outbox.log.lanes.keys import WaitingMessage
+from pillarbox.outbox.log.window import Place, Window
 
 if TYPE_CHECKING:
-    from inbox.sources.postgres.window_lane import WindowLane
-    from outbox.message import Message
+    from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+    from pillarbox.outbox.message import Message
 
 NO_NUMBER: Final = -1
 """Of an entry that this process has just added."""

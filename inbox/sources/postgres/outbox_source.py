@@ -14,31 +14,31 @@ from contextlib import (
 from datetime import timedelta
 from typing import Any, Final, Self
 
-from inbox.consuming.backlog import LEFT_OUT
-from inbox.consuming.rollout import warn_unhandled
-from inbox.poison.history import (
+from pillarbox.inbox.consuming.backlog import LEFT_OUT
+from pillarbox.inbox.consuming.rollout import warn_unhandled
+from pillarbox.inbox.poison.history import (
     FIRST_DELIVERY,
     REDELIVERED,
     History,
     TakenOver,
     Takeover,
 )
-from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.postgres.handover import Handover
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.worker import HandlerWorker
-from outbox.brokers.options import DIRECT
-from outbox.brokers.postgres import PostgresOptions
-from outbox.errors import (
+from pillarbox.inbox.source import Abilities, Arrived, Delivery, EntryDelivery
+from pillarbox.inbox.sources.postgres.handover import Handover
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.worker import HandlerWorker
+from pillarbox.outbox.brokers.options import DIRECT
+from pillarbox.outbox.brokers.postgres import PostgresOptions
+from pillarbox.outbox.errors import (
     BrokerRefusedError,
     BrokerUnavailableError,
     DatabaseRefusedError,
     DatabaseUnavailableError,
 )
-from outbox.events import Event
-from outbox.gather import end, start
-from outbox.log.config import ReadingConfig
-from outbox.log.events import (
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.gather import end, start
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.events import (
     BrokerDiffers,
     BrokerMatches,
     DatabaseLost,
@@ -47,12 +47,12 @@ from outbox.log.events import (
     LanesWithheld,
     ReaderDropped,
 )
-from outbox.log.lanes.batch import PUBLISHED, Disposition
-from outbox.log.process import Purpose, ReadingProcess
-from outbox.log.registration import Registration
-from outbox.postgres.connection import Connection
-from outbox.postgres.days import PartitionsNotMade
-from outbox.url import without_password
+from pillarbox.outbox.log.lanes.batch import PUBLISHED, Disposition
+from pillarbox.outbox.log.process import Purpose, ReadingProcess
+from pillarbox.outbox.log.registration import Registration
+from pillarbox.outbox.postgres.connection import Connection
+from pillarbox.outbox.postgres.days import PartitionsNotMade
+from pillarbox.outbox.url import without_password
 
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""

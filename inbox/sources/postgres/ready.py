@@ -4,8 +4,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
-from outbox.lane import PRIORITIES, Lines, Priority
-from outbox.message import Message
+from pillarbox.outbox.lane import PRIORITIES, Lines, Priority
+from pillarbox.outbox.message import Message
 
 
 class Item(Protocol):

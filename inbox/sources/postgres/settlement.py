@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from inbox.sources.postgres.held_message import HeldMessage
-from outbox.log.lanes.batch import Disposition
-from outbox.log.lanes.lane import Advance
-from outbox.log.settle import Decided, Settlement
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.outbox.log.lanes.batch import Disposition
+from pillarbox.outbox.log.lanes.lane import Advance
+from pillarbox.outbox.log.settle import Decided, Settlement
 
 if TYPE_CHECKING:
-    from inbox.sources.postgres.window_lane import WindowLane
+    from pillarbox.inbox.sources.postgres.window_lane import WindowLane
 
 
 class LaneSettlement(NamedTuple):

@@ -26,11 +26,11 @@ from typing import Final
 
 from typing_extensions import override
 
-from inbox.sources.postgres.held_message import NO_NUMBER, HeldMessage, Keeper
-from inbox.sources.postgres.settlement import LaneSettlement, Unsettled
-from outbox.bounded_dict import BoundedDict
-from outbox.lane import LANES
-from outbox.log.lanes.batch import (
+from pillarbox.inbox.sources.postgres.held_message import NO_NUMBER, HeldMessage, Keeper
+from pillarbox.inbox.sources.postgres.settlement import LaneSettlement, Unsettled
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.lane import LANES
+from pillarbox.outbox.log.lanes.batch import (
     BLOCKED,
     PUBLISHED,
     UNKNOWN,
@@ -38,11 +38,11 @@ from outbox.log.lanes.batch import (
     ClaimedMessage,
     Disposition,
 )
-from outbox.log.lanes.lane import Advance, Extent, Lane
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.settle import Decided
-from outbox.log.takeover import SKEW
-from outbox.log.window import Place, Window
+from pillarbox.outbox.log.lanes.lane import Advance, Extent, Lane
+from pillarbox.outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.settle import Decided
+from pillarbox.outbox.log.takeover import SKEW
+from pillarbox.outbox.log.window import Place, Window
 
 OPEN: Final = Disposition("open", delay=0)
 """Its handler runs."""

@@ -12,21 +12,21 @@ from typing import Any, Final
 
 import psycopg
 
-from inbox.sources.postgres.ahead import Searches, find_logged
-from inbox.sources.postgres.handover import Handover, TenantSearch
-from inbox.sources.postgres.held_message import HeldMessage
-from inbox.sources.postgres.settlement import settlement_of
-from inbox.sources.postgres.window_lane import WindowLane
-from outbox.events import Event
-from outbox.gather import end
-from outbox.log.claim import claim_batch
-from outbox.log.config import ReadingConfig
-from outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
-from outbox.log.lanes.batch import PUBLISHED, ClaimedBatch, Disposition
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.lane import Lane
-from outbox.log.settle import store_settlement
-from outbox.postgres.connection import Link
+from pillarbox.inbox.sources.postgres.ahead import Searches, find_logged
+from pillarbox.inbox.sources.postgres.handover import Handover, TenantSearch
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.settlement import settlement_of
+from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.log.config import ReadingConfig
+from pillarbox.outbox.log.database_retry import DATABASE_ERRORS, DatabaseRetry
+from pillarbox.outbox.log.lanes.batch import PUBLISHED, ClaimedBatch, Disposition
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.settle import store_settlement
+from pillarbox.outbox.postgres.connection import Link
 
 _GATHER: Final = 0.002
 """Seconds in which outcomes collect before they are stored."""

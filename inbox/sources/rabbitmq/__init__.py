@@ -1,5 +1,5 @@
 """A source that reads a RabbitMQ queue; each consumer has its own."""
 
-from inbox.sources.rabbitmq.source import RabbitMQSource
+from pillarbox.inbox.sources.rabbitmq.source import RabbitMQSource
 
 __all__ = ["RabbitMQSource"]

@@ -12,14 +12,14 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.brokers.rabbitmq.amqp import (
+from pillarbox.outbox.brokers.rabbitmq.amqp import (
     NOT_FOUND,
     PRECONDITION_FAILED,
     AmqpConnection,
     Channel,
 )
-from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
-from outbox.errors import ConfigError, shorten
+from pillarbox.outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
+from pillarbox.outbox.errors import ConfigError, shorten
 
 OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]
 

@@ -22,26 +22,26 @@ from uuid import UUID
 
 from pika import BasicProperties, spec
 
-from inbox.consuming.backlog import Backlog
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Abilities, Arrived, Delivery, EntryDelivery
-from inbox.sources.rabbitmq.queue import (
+from pillarbox.inbox.consuming.backlog import Backlog
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from pillarbox.inbox.source import Abilities, Arrived, Delivery, EntryDelivery
+from pillarbox.inbox.sources.rabbitmq.queue import (
     OWNER_SUFFIX,
     Queue,
     QueueConfig,
     binding_key,
 )
-from outbox.bounded_dict import BoundedDict
-from outbox.brokers.rabbitmq.amqp import AmqpConnection
-from outbox.brokers.rabbitmq.connection import (
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.brokers.rabbitmq.amqp import AmqpConnection
+from pillarbox.outbox.brokers.rabbitmq.connection import (
     BROKEN,
     rabbitmq_parameters,
     rabbitmq_unavailable,
 )
-from outbox.brokers.rabbitmq.message import from_delivery, published_at
-from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES, RabbitMQOptions
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.retry import jittered
+from pillarbox.outbox.brokers.rabbitmq.message import from_delivery, published_at
+from pillarbox.outbox.brokers.rabbitmq.options import MAX_NAME_BYTES, RabbitMQOptions
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from pillarbox.outbox.retry import jittered
 
 _LEAST_PREFETCH: Final = 100
 # The same for all replicas, whatever their limits: see above. It is how far urgent

@@ -8,7 +8,7 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from outbox.gather import end, start
+from pillarbox.outbox.gather import end, start
 
 _LISTEN: Final = 5.0
 _PAUSE: Final = 0.1

@@ -19,19 +19,19 @@ from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
-from inbox.consuming.backlog import AT_ONCE, LEFT_OUT, READ_AHEAD
-from inbox.consuming.keeper import Keeper, Outcome
-from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.redis.streams import Entry, Streams
-from outbox.brokers.redis.connection import (
+from pillarbox.inbox.consuming.backlog import AT_ONCE, LEFT_OUT, READ_AHEAD
+from pillarbox.inbox.consuming.keeper import Keeper, Outcome
+from pillarbox.inbox.source import Abilities, Delivery, EntryDelivery
+from pillarbox.inbox.sources.redis.streams import Entry, Streams
+from pillarbox.outbox.brokers.redis.connection import (
     close_client,
     redis_client,
     redis_errors,
     refuse_cluster,
 )
-from outbox.brokers.redis.options import RedisOptions
-from outbox.cloudevents.raw_text import text_of
-from outbox.retry import jittered
+from pillarbox.outbox.brokers.redis.options import RedisOptions
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.retry import jittered
 
 _BEATS: Final = 3
 # What it has read ahead, and as much that waits for other replicas.

@@ -15,16 +15,16 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from inbox.consuming.keeper import Held
-from inbox.consuming.rollout import begins_at_oldest
-from inbox.poison.history import REDELIVERED, Delivered, TakenOver
-from inbox.sources.redis.presence import Presence
-from inbox.sources.redis.scripts import KEEP, LEAVE, RETURNED, TAKE
-from outbox.brokers.redis.options import LAYOUTS
-from outbox.brokers.shards import Shard
-from outbox.cloudevents.fields import from_fields, unreadable_from_fields
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import ConfigError, InvalidMessageError, shorten
+from pillarbox.inbox.consuming.keeper import Held
+from pillarbox.inbox.consuming.rollout import begins_at_oldest
+from pillarbox.inbox.poison.history import REDELIVERED, Delivered, TakenOver
+from pillarbox.inbox.sources.redis.presence import Presence
+from pillarbox.inbox.sources.redis.scripts import KEEP, LEAVE, RETURNED, TAKE
+from pillarbox.outbox.brokers.redis.options import LAYOUTS
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.cloudevents.fields import from_fields, unreadable_from_fields
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError, shorten
 
 _AT_ONCE: Final = 7 * 86_400_000
 _KEPT_AT_ONCE: Final = 500

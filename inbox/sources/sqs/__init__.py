@@ -1,5 +1,5 @@
 """A source that reads Amazon SQS queues, which can be subscribed to SNS topics."""
 
-from inbox.sources.sqs.source import SqsSource
+from pillarbox.inbox.sources.sqs.source import SqsSource
 
 __all__ = ["SqsSource"]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from inbox.sources.sqs.queue import MAX_RECEIVED, Received, SqsQueue
-from outbox.gather import end
+from pillarbox.inbox.sources.sqs.queue import MAX_RECEIVED, Received, SqsQueue
+from pillarbox.outbox.gather import end
 
 _MAX_POLLS: Final = 4
 # A message that arrives at an abandoned poll stays invisible until its visibility

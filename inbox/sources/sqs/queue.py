@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from inbox.consuming.keeper import Held
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from outbox.brokers.sqs.connection import (
+from pillarbox.inbox.consuming.keeper import Held
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from pillarbox.outbox.brokers.sqs.connection import (
     DENIED,
     MISSING,
     SqsSettings,
@@ -18,9 +18,9 @@ from outbox.brokers.sqs.connection import (
     is_fifo,
     resource_name,
 )
-from outbox.brokers.sqs.message import read
-from outbox.errors import ConfigError
-from outbox.gather import gather
+from pillarbox.outbox.brokers.sqs.message import read
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.gather import gather
 
 MAX_RECEIVED: Final = 10
 _MAX_HOLD: Final = 12 * 3600 - 60.0

@@ -15,20 +15,20 @@ from datetime import timedelta
 from typing import Any, Final, Self
 from uuid import UUID
 
-from inbox.consuming.backlog import READ_AHEAD
-from inbox.consuming.keeper import Keeper, Outcome
-from inbox.source import Abilities, Delivery, EntryDelivery
-from inbox.sources.sqs.polls import Polls
-from inbox.sources.sqs.queue import (
+from pillarbox.inbox.consuming.backlog import READ_AHEAD
+from pillarbox.inbox.consuming.keeper import Keeper, Outcome
+from pillarbox.inbox.source import Abilities, Delivery, EntryDelivery
+from pillarbox.inbox.sources.sqs.polls import Polls
+from pillarbox.inbox.sources.sqs.queue import (
     MAX_RECEIVED,
     Received,
     SqsQueue,
     queue_names,
     settle,
 )
-from outbox.bounded_dict import BoundedDict
-from outbox.brokers.sqs.connection import BROKEN, SqsSettings, is_busy
-from outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.brokers.sqs.connection import BROKEN, SqsSettings, is_busy
+from pillarbox.outbox.errors import BrokerUnavailableError
 
 _CONNECTIONS: Final = 32
 _BEATS: Final = 4

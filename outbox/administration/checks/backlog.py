@@ -4,12 +4,18 @@ from collections.abc import Iterator
 from datetime import UTC, timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Severity, error, hint, warning
-from outbox.administration.size import write_size
-from outbox.duration import write_duration
-from outbox.logs.printable import count, for_shell
-from outbox.observability.overview import Overview
-from outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.administration.check import (
+    Finding,
+    Severity,
+    error,
+    hint,
+    warning,
+)
+from pillarbox.outbox.administration.size import write_size
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.logs.printable import count, for_shell
+from pillarbox.outbox.observability.overview import Overview
+from pillarbox.outbox.postgres.advisory_lock import MAIN
 
 _WAITING: Final = timedelta(minutes=1)
 _LATE: Final = timedelta(minutes=15)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import LiteralString
 
-from outbox.administration.check import Check, Finding, Installation, Severity
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.names import ROLES
-from outbox.postgres.schema_version import newest_version
+from pillarbox.outbox.administration.check import Check, Finding, Installation, Severity
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.names import ROLES
+from pillarbox.outbox.postgres.schema_version import newest_version
 
 
 def by_statement(statement: LiteralString) -> Check:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from outbox.administration.check import (
+from pillarbox.outbox.administration.check import (
     Finding,
     Installation,
     Severity,
@@ -15,15 +15,15 @@ from outbox.administration.check import (
     unknown,
     warning,
 )
-from outbox.administration.checks.by_statement import by_statement
-from outbox.administration.checks.upkeep import (
+from pillarbox.outbox.administration.checks.by_statement import by_statement
+from pillarbox.outbox.administration.checks.upkeep import (
     MAX_SILENCE,
     find_cron,
     read_upkeep,
 )
-from outbox.administration.connection import AdministrationConnection
-from outbox.logs.printable import STRING, for_sql
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.logs.printable import STRING, for_sql
+from pillarbox.outbox.postgres.sql_files import load
 
 _UPKEEP: Final = "CALL outbox.maintain"
 _PLAN: Final = "SELECT outbox.schedule_detaches"

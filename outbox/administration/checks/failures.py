@@ -5,10 +5,10 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
-from outbox.administration.check import Finding, Severity, warning
-from outbox.duration import exact_duration, write_duration
-from outbox.logs.printable import count, for_shell
-from outbox.observability.overview import Overview
+from pillarbox.outbox.administration.check import Finding, Severity, warning
+from pillarbox.outbox.duration import exact_duration, write_duration
+from pillarbox.outbox.logs.printable import count, for_shell
+from pillarbox.outbox.observability.overview import Overview
 
 _LATE: Final = timedelta(minutes=15)
 _MANY: Final = 100

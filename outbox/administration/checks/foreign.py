@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, error, hint
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.names import Names
-from outbox.postgres.sql_files import load
-from outbox.postgres.superuser import LIST_LESSER_OWNERS
+from pillarbox.outbox.administration.check import Finding, Installation, error, hint
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.names import Names
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.superuser import LIST_LESSER_OWNERS
 
 LIST_FOREIGN_OBJECTS: Final = load("outbox", "list_foreign_objects")
 """Why a migration refuses; with placeholders for `Names.fill`."""

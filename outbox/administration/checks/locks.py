@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from outbox.administration.check import Finding, Installation, error
-from outbox.administration.checks.by_statement import by_statement
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.names import ROLES
-from outbox.postgres.advisory_lock import (
+from pillarbox.outbox.administration.check import Finding, Installation, error
+from pillarbox.outbox.administration.checks.by_statement import by_statement
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.names import ROLES
+from pillarbox.outbox.postgres.advisory_lock import (
     CANCELS,
     LOCK_CLASS,
     Lock,
     LockHolder,
     reader_class,
 )
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.sql_files import load
 
 
 def check_locks(

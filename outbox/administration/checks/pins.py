@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, warning
-from outbox.duration import write_duration
-from outbox.logs.printable import STRING, for_sql
-from outbox.observability.measures.pins import Pin
-from outbox.observability.overview import Overview
+from pillarbox.outbox.administration.check import Finding, warning
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.logs.printable import STRING, for_sql
+from pillarbox.outbox.observability.measures.pins import Pin
+from pillarbox.outbox.observability.overview import Overview
 
 _LONG: Final = timedelta(hours=1)
 

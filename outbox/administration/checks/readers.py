@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, hint, warning
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.readers import (
+from pillarbox.outbox.administration.check import Finding, Installation, hint, warning
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.readers import (
     count_of,
     find_unrouted,
     held_by,
     list_readers,
 )
-from outbox.administration.size import write_size
-from outbox.logs.printable import count, for_shell
+from pillarbox.outbox.administration.size import write_size
+from pillarbox.outbox.logs.printable import count, for_shell
 
 _BEHIND: Final = timedelta(days=1)
 

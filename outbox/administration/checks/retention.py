@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
-from outbox.administration.check import Finding, Installation, warning
-from outbox.administration.checks.by_statement import by_statement
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.retention import read_policies
-from outbox.duration import exact_duration
-from outbox.limits import Limits
-from outbox.postgres.sql_files import load
-from outbox.retry import RetryPolicy
+from pillarbox.outbox.administration.check import Finding, Installation, warning
+from pillarbox.outbox.administration.checks.by_statement import by_statement
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.retention import read_policies
+from pillarbox.outbox.duration import exact_duration
+from pillarbox.outbox.limits import Limits
+from pillarbox.outbox.postgres.sql_files import load
+from pillarbox.outbox.retry import RetryPolicy
 
 KEPT_FOR_LATE_MESSAGES: Final = ("inbox.receipt", "inbox.job")
 """Tables in which a message needs the day of its id, however late it arrives."""

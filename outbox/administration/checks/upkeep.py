@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from psycopg.rows import dict_row
 
-from outbox.administration.check import Finding, Installation, Severity, error
-from outbox.administration.connection import AdministrationConnection
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.check import Finding, Installation, Severity, error
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.postgres.sql_files import load
 
 MAX_SILENCE: Final = timedelta(hours=3)
 

@@ -8,9 +8,9 @@ from urllib.parse import SplitResult, unquote
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.url import split
+from pillarbox.outbox.brokers.kafka.options import KafkaOptions
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.url import split
 
 PREFIX: Final = "ce_"
 """The prefix of CloudEvents attributes in the headers of a Kafka record."""

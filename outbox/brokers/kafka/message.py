@@ -5,12 +5,12 @@ from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Message as Record
 
-from outbox.brokers.kafka.connection import PREFIX
-from outbox.cloudevents.headers import from_headers, to_headers
-from outbox.cloudevents.json_headers import read_json_headers
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import InvalidMessageError, shorten
-from outbox.message import Message
+from pillarbox.outbox.brokers.kafka.connection import PREFIX
+from pillarbox.outbox.cloudevents.headers import from_headers, to_headers
+from pillarbox.outbox.cloudevents.json_headers import read_json_headers
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import InvalidMessageError, shorten
+from pillarbox.outbox.message import Message
 
 PACKED: Final = "pillarbox-headers"
 """A header with the message's own headers as JSON: Debezium can't unpack a column."""

@@ -26,7 +26,7 @@ from nats.errors import Error as NatsError
 from nats.protocol.parser import Parser
 from typing_extensions import override
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 PRIVATE: Final = frozenset(
     {"_transport", "_io_writer", "_ps", "_process_headers", "_build_message"}

@@ -11,10 +11,10 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from outbox.brokers.nats.client import NatsClient
-from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.gather import cancellable
+from pillarbox.outbox.brokers.nats.client import NatsClient
+from pillarbox.outbox.brokers.nats.settings import NatsSettings
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.gather import cancellable
 
 _CONNECT: Final = 5.0
 _ANSWER: Final = 5.0

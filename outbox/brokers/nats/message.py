@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
-from outbox.cloudevents.headers import from_headers, to_headers
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import InvalidMessageError, shorten
-from outbox.message import Message
+from pillarbox.outbox.cloudevents.headers import from_headers, to_headers
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import InvalidMessageError, shorten
+from pillarbox.outbox.message import Message
 
 PREFIX: Final = "ce-"
 MESSAGE_ID: Final = "Nats-Msg-Id"

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
-from outbox.brokers.shards import shards_option
-from outbox.errors import ConfigError
+from pillarbox.outbox.brokers.options import (
+    FILE,
+    BrokerOptions,
+    Form,
+    option,
+    payload_limit,
+)
+from pillarbox.outbox.brokers.shards import shards_option
+from pillarbox.outbox.errors import ConfigError
 
 _FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")
 NAME_FORM: Final = "a name of letters, digits, - and _"

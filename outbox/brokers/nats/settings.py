@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote
 
-from outbox.brokers.nats.options import NatsOptions
-from outbox.errors import (
+from pillarbox.outbox.brokers.nats.options import NatsOptions
+from pillarbox.outbox.errors import (
     BrokerRefusedError,
     BrokerUnavailableError,
     ConfigError,
     shorten,
 )
-from outbox.url import split, without_password
+from pillarbox.outbox.url import split, without_password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

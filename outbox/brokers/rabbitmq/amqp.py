@@ -21,7 +21,7 @@ from pika.exceptions import (
 from pika.frame import Header, decode_frame
 from typing_extensions import override
 
-from outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError
 
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 406

@@ -19,9 +19,13 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.errors import BrokerRefusedError, BrokerUnavailableError, ConfigError
-from outbox.url import split, without_password
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.errors import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    ConfigError,
+)
+from pillarbox.outbox.url import split, without_password
 
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")

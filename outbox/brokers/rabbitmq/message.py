@@ -12,12 +12,12 @@ from typing import Final
 
 from pika import BasicProperties
 
-from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
-from outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import InvalidMessageError
-from outbox.message import Message
-from outbox.message_id import uuid7
+from pillarbox.outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
+from pillarbox.outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
 
 PREFIX: Final = "cloudEvents:"
 # The other prefix of the AMQP binding, which the CloudEvents SDKs write.

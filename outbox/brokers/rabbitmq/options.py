@@ -8,7 +8,13 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
-from outbox.brokers.options import FILE, BrokerOptions, Form, option, payload_limit
+from pillarbox.outbox.brokers.options import (
+    FILE,
+    BrokerOptions,
+    Form,
+    option,
+    payload_limit,
+)
 
 MAX_NAME_BYTES: Final = 255
 """AMQP's limit for a short string: a name, a routing key or a content type."""

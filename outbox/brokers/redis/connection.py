@@ -21,9 +21,13 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
-from outbox.errors import BrokerRefusedError, BrokerUnavailableError, ConfigError
-from outbox.gather import cancellable
-from outbox.url import split, without_password
+from pillarbox.outbox.errors import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    ConfigError,
+)
+from pillarbox.outbox.gather import cancellable
+from pillarbox.outbox.url import split, without_password
 
 _BROKEN: Final = (RedisError, OSError)
 _TLS: Final = re.compile(r"(?:^|&)(ssl_[a-z_]+)=")

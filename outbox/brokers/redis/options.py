@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 
 from typing_extensions import override
 
-from outbox.brokers.options import BrokerOptions, Form, option, payload_limit
-from outbox.brokers.shards import shards_option
+from pillarbox.outbox.brokers.options import BrokerOptions, Form, option, payload_limit
+from pillarbox.outbox.brokers.shards import shards_option
 
 LAYOUTS: Final = ".shard-layouts"
 """After the name of a topic: the hash of its layouts, by their numbers of shards.

@@ -22,15 +22,15 @@ from botocore.exceptions import (
 )
 from botocore.loaders import Loader
 
-from outbox.brokers.sqs.options import SqsOptions
-from outbox.errors import (
+from pillarbox.outbox.brokers.sqs.options import SqsOptions
+from pillarbox.outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
     CredentialsError,
     PrerequisiteError,
     shorten,
 )
-from outbox.url import split, without_password
+from pillarbox.outbox.url import split, without_password
 
 BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
 MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}

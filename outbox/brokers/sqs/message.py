@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from outbox.cloudevents.headers import from_headers, to_headers
-from outbox.cloudevents.json_headers import are_text, read_json_headers
-from outbox.cloudevents.raw_text import text_of
-from outbox.errors import InvalidMessageError
-from outbox.message import Message
-from outbox.message_id import uuid7
+from pillarbox.outbox.cloudevents.headers import from_headers, to_headers
+from pillarbox.outbox.cloudevents.json_headers import are_text, read_json_headers
+from pillarbox.outbox.cloudevents.raw_text import text_of
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
 
 PREFIX: Final = "ce-"
 HEADERS: Final = "headers"

@@ -8,15 +8,15 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from outbox.brokers.options import (
+from pillarbox.outbox.brokers.options import (
     BrokerOptions,
     Form,
     identity_of,
     option,
     payload_limit,
 )
-from outbox.errors import ConfigError
-from outbox.url import split
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.url import split
 
 _SECOND: Final = timedelta(seconds=1)
 

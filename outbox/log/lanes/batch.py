@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from outbox.log.lanes.keys import WAITING, WaitingMessage
-from outbox.log.lanes.lane import Extent, Lane
-from outbox.message import Message
+from pillarbox.outbox.log.lanes.keys import WAITING, WaitingMessage
+from pillarbox.outbox.log.lanes.lane import Extent, Lane
+from pillarbox.outbox.message import Message
 
 
 class ClaimedMessage(NamedTuple):

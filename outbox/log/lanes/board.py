@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from outbox.bounded_dict import BoundedDict
-from outbox.lane import PRIORITIES, Priority, Turns, lanes_of
-from outbox.log.lanes.keys import FAR_AWAY
-from outbox.log.lanes.lane import Lane
-from outbox.log.reader import LogReader
-from outbox.postgres.advisory_lock import MAIN
-from outbox.postgres.lease import Lease
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.lane import PRIORITIES, Priority, Turns, lanes_of
+from pillarbox.outbox.log.lanes.keys import FAR_AWAY
+from pillarbox.outbox.log.lanes.lane import Lane
+from pillarbox.outbox.log.reader import LogReader
+from pillarbox.outbox.postgres.advisory_lock import MAIN
+from pillarbox.outbox.postgres.lease import Lease
 
 _MANY: Final = 8
 """After so many claims with messages, between which it was never idle, it is busy."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from outbox.log.lanes.keys import LaneKeys, WaitingMessage
-from outbox.log.position import NOTHING
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.view import ReadView
+from pillarbox.outbox.log.lanes.keys import LaneKeys, WaitingMessage
+from pillarbox.outbox.log.position import NOTHING
+from pillarbox.outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.view import ReadView
 
 BEGINNING: Final = datetime(1, 1, 3, tzinfo=UTC)
 

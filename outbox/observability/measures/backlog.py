@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from outbox.lane import LANES
-from outbox.observability.measures.processes import (
+from pillarbox.outbox.lane import LANES
+from pillarbox.outbox.observability.measures.processes import (
     read_held_lanes,
     read_relayed,
 )
-from outbox.observability.measures.reading import Reading
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.observability.measures.reading import Reading
+from pillarbox.outbox.postgres.sql_files import load
 
 _RECENT: Final = timedelta(days=1)
 _DEFERRED_SHARE: Final = 4

@@ -9,12 +9,12 @@ from typing import Final
 
 import psycopg
 
-from outbox.administration.readers import list_consumers, read_readers
-from outbox.observability.measures.backlog import Backlog, Rate, read_lags
-from outbox.observability.measures.processes import Process
-from outbox.observability.measures.reading import Reading
-from outbox.postgres.advisory_lock import Lock, reader_class
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.readers import list_consumers, read_readers
+from pillarbox.outbox.observability.measures.backlog import Backlog, Rate, read_lags
+from pillarbox.outbox.observability.measures.processes import Process
+from pillarbox.outbox.observability.measures.reading import Reading
+from pillarbox.outbox.postgres.advisory_lock import Lock, reader_class
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

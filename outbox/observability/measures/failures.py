@@ -6,12 +6,12 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import Side
-from outbox.dead_letters.statement import Schema
-from outbox.logs.printable import count
-from outbox.observability.measures.reading import NEW, Reading, Scope
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.sides import Side
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.observability.measures.reading import NEW, Reading, Scope
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

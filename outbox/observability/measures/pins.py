@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.observability.measures.reading import Reading
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.observability.measures.reading import Reading
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

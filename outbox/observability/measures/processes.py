@@ -7,13 +7,13 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.statement import Schema
-from outbox.duration import write_duration
-from outbox.lane import LANES
-from outbox.observability.measures.reading import Reading
-from outbox.postgres.advisory_lock import LOCK_CLASS, MAIN
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.lane import LANES
+from pillarbox.outbox.observability.measures.reading import Reading
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, MAIN
+from pillarbox.outbox.postgres.sql_files import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

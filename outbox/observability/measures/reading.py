@@ -8,13 +8,13 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias, TypeVar, get_a
 import psycopg
 from psycopg.rows import class_row, dict_row
 
-from outbox.administration.check import Finding, error, unknown
-from outbox.administration.connection import AdministrationConnection
-from outbox.dead_letters.statement import Schema
-from outbox.duration import write_duration
-from outbox.errors import message_of
-from outbox.postgres.remedy import remedy_of
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.check import Finding, error, unknown
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.duration import write_duration
+from pillarbox.outbox.errors import message_of
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.postgres.sql_files import load
 
 Part: TypeAlias = Literal[
     "backlogs",

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from outbox.administration.upkeep import UpkeepStep, plan_upkeep
-from outbox.observability.measures.reading import Reading
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.administration.upkeep import UpkeepStep, plan_upkeep
+from pillarbox.outbox.observability.measures.reading import Reading
+from pillarbox.outbox.postgres.sql_files import load
 
 _HELD: Final = ("hold", "attach")
 _EXPIRED: Final = ("hold", "refuse", "detach", "finalize")

@@ -7,9 +7,9 @@ from typing import Any
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
 
-from outbox.errors import CodecError, ConfigError
-from outbox.payload import json_codec as codec
-from outbox.payload.schema_registry import PayloadError
+from pillarbox.outbox.errors import CodecError, ConfigError
+from pillarbox.outbox.payload import json_codec as codec
+from pillarbox.outbox.payload.schema_registry import PayloadError
 
 
 class JsonSchemaValidator:

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox.errors import ConfigError
-from outbox.payload.schema_registry import PayloadError
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.payload.schema_registry import PayloadError
 
 _WITHOUT_VALUES: Final = re.compile(
     "Expected |Object missing |Invalid (RFC3339|UUID|base64)|JSON is |Input data "

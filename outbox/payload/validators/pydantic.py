@@ -10,9 +10,9 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from outbox.errors import ConfigError
-from outbox.payload.jsonable import is_dumped
-from outbox.payload.schema_registry import PayloadError
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.payload.jsonable import is_dumped
+from pillarbox.outbox.payload.schema_registry import PayloadError
 
 _NO_SCHEMA: Final = {"config", "default", "expected", "metadata", "serialization"}
 """What holds no schemas of fields in a core schema, and may look like one."""

@@ -1,5 +1,5 @@
 """A publisher that posts each message to a webhook, as a signed CloudEvent."""
 
-from relay.publishers.http.publisher import HttpPublisher
+from pillarbox.relay.publishers.http.publisher import HttpPublisher
 
 __all__ = ["HttpPublisher"]

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from outbox.errors import BrokerUnavailableError
-from relay.answers import Answers
-from relay.publisher import Confirmation, Nacked
-from relay.publishers.http.host import Host
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Confirmation, Nacked
+from pillarbox.relay.publishers.http.host import Host
 
 Send: TypeAlias = Callable[[int], Awaitable[Confirmation | None]]
 """Sends the message at an index of the batch; None if the host is unavailable."""

@@ -11,8 +11,8 @@ import time
 from typing import Final
 from uuid import UUID
 
-from outbox.bounded_dict import BoundedDict
-from outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
 # In less time, several network failures can well hit the same message.

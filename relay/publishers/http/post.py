@@ -10,13 +10,13 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from outbox.cloudevents.raw_text import storable
-from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
-from outbox.errors import shorten
-from outbox.message import Message
-from outbox.url import without_secrets
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.http.host import Host
+from pillarbox.outbox.cloudevents.raw_text import storable
+from pillarbox.outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
+from pillarbox.outbox.errors import shorten
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import without_secrets
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.publishers.http.host import Host
 
 _MAX_ANSWER_BYTES: Final = 16 * 1024
 _LEAST_SECRET: Final = 8

@@ -13,17 +13,21 @@ from uuid import UUID
 
 import aiohttp
 
-from outbox.brokers.http import HttpOptions
-from outbox.cloudevents.http import to_request
-from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
-from outbox.message import Message
-from relay.answers import Answers, PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.http.address import is_public, socket_maker
-from relay.publishers.http.batch import Batch
-from relay.publishers.http.host import Host
-from relay.publishers.http.post import Mailbox, one_line
-from relay.publishers.http.settings import HttpSettings
+from pillarbox.outbox.brokers.http import HttpOptions
+from pillarbox.outbox.cloudevents.http import to_request
+from pillarbox.outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    InvalidMessageError,
+)
+from pillarbox.outbox.message import Message
+from pillarbox.relay.answers import Answers, PublishedIds
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.relay.publishers.http.address import is_public, socket_maker
+from pillarbox.relay.publishers.http.batch import Batch
+from pillarbox.relay.publishers.http.host import Host
+from pillarbox.relay.publishers.http.post import Mailbox, one_line
+from pillarbox.relay.publishers.http.settings import HttpSettings
 
 _CONNECT: Final = 5.0
 _MAX_FIELD_BYTES: Final = 64 * 1024

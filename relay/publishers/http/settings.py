@@ -8,10 +8,10 @@ from typing import Self
 from typing_extensions import override
 from yarl import URL
 
-from outbox.brokers.http import HttpOptions
-from outbox.cloudevents.signature import Secret, read_secrets
-from outbox.errors import ConfigError, shorten
-from outbox.url import without_password
+from pillarbox.outbox.brokers.http import HttpOptions
+from pillarbox.outbox.cloudevents.signature import Secret, read_secrets
+from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.url import without_password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -17,9 +17,9 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
-from outbox.brokers.kafka.message import NewRecord
-from outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.brokers.kafka.connection import kafka_unavailable, reason_of
+from pillarbox.outbox.brokers.kafka.message import NewRecord
+from pillarbox.outbox.errors import BrokerUnavailableError
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
 """The error of a record whose report never arrived; it may have been stored."""

@@ -15,23 +15,23 @@ from typing import Any, Final, Self
 import confluent_kafka
 from confluent_kafka import KafkaError
 
-from outbox.brokers.kafka.connection import (
+from pillarbox.outbox.brokers.kafka.connection import (
     check_config,
     kafka_config,
     kafka_unavailable,
     reason_of,
 )
-from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
-from outbox.brokers.kafka.options import KafkaOptions
-from outbox.errors import (
+from pillarbox.outbox.brokers.kafka.message import NewRecord, problem_of, record_of
+from pillarbox.outbox.brokers.kafka.options import KafkaOptions
+from pillarbox.outbox.errors import (
     BrokerTimeoutError,
     BrokerUnavailableError,
     CredentialsError,
 )
-from outbox.message import Message
-from relay.answers import Answers
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.kafka.producer import Producer
+from pillarbox.outbox.message import Message
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.relay.publishers.kafka.producer import Producer
 
 # Kafka's default for message.max.bytes.
 _MAX_RECORD_BYTES: Final = 1_048_588

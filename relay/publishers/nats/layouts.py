@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
-from outbox.bounded_dict import BoundedDict
-from outbox.brokers.nats.connection import ApiError, NatsConnection
-from outbox.brokers.nats.message import OF_CONSUMER, subject_problem
-from outbox.brokers.shards import Shard
-from outbox.errors import shorten
-from outbox.lane import lane_of
-from outbox.message import Message
-from relay.publisher import Nacked
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.brokers.nats.connection import ApiError, NatsConnection
+from pillarbox.outbox.brokers.nats.message import OF_CONSUMER, subject_problem
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import shorten
+from pillarbox.outbox.lane import lane_of
+from pillarbox.outbox.message import Message
+from pillarbox.relay.publisher import Nacked
 
 _MISSING: Final = 404
 _PAUSE: Final = timedelta(seconds=1)

@@ -19,24 +19,24 @@ from typing import Any, Final, Self, TypeAlias
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from outbox.brokers.nats.connection import (
+from pillarbox.outbox.brokers.nats.connection import (
     NatsConnection,
     NatsLink,
     nats_errors,
     publish_command,
 )
-from outbox.brokers.nats.message import (
+from pillarbox.outbox.brokers.nats.message import (
     encode_headers,
     header_problem,
 )
-from outbox.brokers.nats.options import NatsOptions
-from outbox.brokers.nats.settings import NatsSettings
-from outbox.brokers.shards import Shard
-from outbox.errors import BrokerUnavailableError, shorten
-from outbox.message import Message
-from relay.answers import Answers
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.nats.layouts import Layouts, line_of
+from pillarbox.outbox.brokers.nats.options import NatsOptions
+from pillarbox.outbox.brokers.nats.settings import NatsSettings
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import BrokerUnavailableError, shorten
+from pillarbox.outbox.message import Message
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.relay.publishers.nats.layouts import Layouts, line_of
 
 _PONG: Final = 5
 _RECENTLY: Final = 30.0

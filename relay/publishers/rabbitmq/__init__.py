@@ -1,5 +1,5 @@
 """A publisher for a topic exchange of RabbitMQ; the routing key is the topic."""
 
-from relay.publishers.rabbitmq.publisher import RabbitMQPublisher
+from pillarbox.relay.publishers.rabbitmq.publisher import RabbitMQPublisher
 
 __all__ = ["RabbitMQPublisher"]

@@ -9,11 +9,11 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.brokers.rabbitmq.amqp import AmqpConnection, Channel
-from outbox.brokers.rabbitmq.message import to_properties
-from outbox.errors import shorten
-from relay.answers import Answers
-from relay.publisher import Acked, Nacked
+from pillarbox.outbox.brokers.rabbitmq.amqp import AmqpConnection, Channel
+from pillarbox.outbox.brokers.rabbitmq.message import to_properties
+from pillarbox.outbox.errors import shorten
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Acked, Nacked
 
 _ACKED = Acked()
 

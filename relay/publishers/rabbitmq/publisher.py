@@ -10,21 +10,30 @@ import time
 from collections.abc import Sequence
 from typing import Final, Self
 
-from outbox.bounded_dict import BoundedDict
-from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, AmqpConnection
-from outbox.brokers.rabbitmq.connection import (
+from pillarbox.outbox.bounded_dict import BoundedDict
+from pillarbox.outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, AmqpConnection
+from pillarbox.outbox.brokers.rabbitmq.connection import (
     BROKEN,
     rabbitmq_parameters,
     rabbitmq_unavailable,
 )
-from outbox.brokers.rabbitmq.message import why_impossible
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
-from outbox.message import Message
-from outbox.url import without_password
-from relay.answers import Answers, PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
+from pillarbox.outbox.brokers.rabbitmq.message import why_impossible
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.errors import (
+    BrokerTimeoutError,
+    BrokerUnavailableError,
+    ConfigError,
+)
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.url import without_password
+from pillarbox.relay.answers import Answers, PublishedIds
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.relay.publishers.rabbitmq.confirms import (
+    Answer,
+    BlockedError,
+    Confirms,
+    Full,
+)
 
 # If a channel publishes to a quorum queue without a leader, as after a restart, it may
 # never receive a confirm; the next channel does.

@@ -1,5 +1,5 @@
 """A publisher for Amazon SQS and SNS: a topic maps to a queue or an SNS topic."""
 
-from relay.publishers.sqs.publisher import SqsPublisher
+from pillarbox.relay.publishers.sqs.publisher import SqsPublisher
 
 __all__ = ["SqsPublisher"]

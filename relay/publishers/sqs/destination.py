@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from botocore.exceptions import ClientError
 
-from outbox.brokers.sqs.connection import DENIED, SqsSettings, code_of
+from pillarbox.outbox.brokers.sqs.connection import DENIED, SqsSettings, code_of
 
 _MIB: Final = 1024 * 1024
 # For a topic whose MaximumMessageSize was never set or can't be read.

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
-from outbox.brokers.sqs.connection import BROKEN, SqsSettings
-from outbox.brokers.sqs.message import group_of, typed, write
-from outbox.errors import BrokerUnavailableError, InvalidMessageError
-from outbox.gather import gather
-from outbox.message import Message
-from relay.answers import Answers, PublishedIds
-from relay.publisher import Acked, Confirmation, Nacked, nack_too_large
-from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
-from relay.publishers.sqs.sending import Entry, Sending, refusal_of
+from pillarbox.outbox.brokers.sqs.connection import BROKEN, SqsSettings
+from pillarbox.outbox.brokers.sqs.message import group_of, typed, write
+from pillarbox.outbox.errors import BrokerUnavailableError, InvalidMessageError
+from pillarbox.outbox.gather import gather
+from pillarbox.outbox.message import Message
+from pillarbox.relay.answers import Answers, PublishedIds
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked, nack_too_large
+from pillarbox.relay.publishers.sqs.destination import (
+    Destination,
+    Queues,
+    Service,
+    Topics,
+)
+from pillarbox.relay.publishers.sqs.sending import Entry, Sending, refusal_of
 
 _ANSWER: Final = 10.0
 # Destinations are looked up again after this time, since a limit may have changed.

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from outbox.brokers.sqs.connection import (
+from pillarbox.outbox.brokers.sqs.connection import (
     BROKEN,
     DENIED,
     MISSING,
@@ -21,11 +21,11 @@ from outbox.brokers.sqs.connection import (
     is_busy,
     is_temporary,
 )
-from outbox.errors import BrokerUnavailableError
-from outbox.gather import gather
-from relay.answers import Answers
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.sqs.destination import Destination, Service
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.gather import gather
+from pillarbox.relay.answers import Answers
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.publishers.sqs.destination import Destination, Service
 
 _MAX_ENTRIES: Final = 10
 _FOR_EVER: Final = {

@@ -13,12 +13,12 @@ from email.utils import format_datetime
 import pytest
 from aiohttp import web
 
-from inbox.webhook import Verifier
-from outbox.errors import BrokerUnavailableError
-from outbox.testing.lifetime import free_port
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.http import HttpPublisher
+from pillarbox.inbox.webhook import Verifier
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.http import (
     OTHER_SECRET,

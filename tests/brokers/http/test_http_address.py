@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from relay.publishers.http.address import is_public, socket_maker
+from pillarbox.relay.publishers.http.address import is_public, socket_maker
 
 PUBLIC = [
     "1.1.1.1",

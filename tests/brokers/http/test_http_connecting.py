@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from outbox.brokers.plugins import implementation
-from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.http import HttpPublisher
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.http import SECRET, SECRET_ENV, MakeTarget, Target, answers
 
 ONE = Message("orders", b"1")
@@ -196,4 +196,4 @@ async def test_signatures_can_be_turned_off(
 
 def test_the_http_broker_has_no_source() -> None:
     with pytest.raises(ConfigError, match="no source for the scheme 'http'"):
-        implementation("inbox.sources", "http://h/")
+        implementation("pillarbox.sources", "http://h/")

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.http import HttpPublisher
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.http import Arrival, Target, publish, take, until_answered
 from tests.fixtures.waiting import answer_after
@@ -123,7 +123,7 @@ async def test_a_message_refused_alone_is_charged_until_the_host_could_be_the_ca
 async def test_a_message_refused_repeatedly_is_charged_once_others_succeed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.publishers.http.host._DOUBT", 0.0)
+    monkeypatch.setattr("pillarbox.relay.publishers.http.host._DOUBT", 0.0)
     bad = [Message("bad", b"", key=f"bad {n}") for n in range(30)]
     good = [Message("good", b"", key=f"good {n}") for n in range(3)]
 

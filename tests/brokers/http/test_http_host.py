@@ -3,8 +3,8 @@
 import pytest
 
 from pillarbox import uuid7
-from relay.publishers.http import host as host_module
-from relay.publishers.http.host import Host
+from pillarbox.relay.publishers.http import host as host_module
+from pillarbox.relay.publishers.http.host import Host
 
 
 class Clock:

@@ -8,8 +8,8 @@ from aiohttp import web
 from typing_extensions import override
 
 from pillarbox import Message
-from relay.publishers.http import HttpPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.relay.publishers.http import HttpPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.http import Arrival, Target, take
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy

@@ -17,12 +17,12 @@ import pytest
 from confluent_kafka import Message as Record
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.sources.kafka import KafkaSource
-from outbox.administration.readers import add_reader, drop_reader
-from outbox.brokers.kafka.message import message_of
-from outbox.lane import Priority
-from outbox.testing.postgres import PostgresServer, postgres_server
 from pillarbox import Consumer, Message, add
+from pillarbox.inbox.sources.kafka import KafkaSource
+from pillarbox.outbox.administration.readers import add_reader, drop_reader
+from pillarbox.outbox.brokers.kafka.message import message_of
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.debezium import Connect, connect, embedded, shown
 from tests.fixtures.kafka import records

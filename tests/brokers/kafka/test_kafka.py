@@ -8,12 +8,12 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError, murmur2
 
-from outbox.brokers.kafka.connection import kafka_config
-from outbox.errors import BrokerTimeoutError
-from outbox.testing.samples import numbered
 from pillarbox import Message
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.kafka import KafkaPublisher
+from pillarbox.outbox.brokers.kafka.connection import kafka_config
+from pillarbox.outbox.errors import BrokerTimeoutError
+from pillarbox.outbox.testing.samples import numbered
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import Kafka, messages, records
 from tests.fixtures.waiting import answer_after
 from tests.servers.kafka import PRODUCE, KafkaCluster, kafka_cluster

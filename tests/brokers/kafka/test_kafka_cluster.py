@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from pillarbox import Message
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.kafka import KafkaPublisher
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import messages
 from tests.fixtures.real_kafka import RealKafka, real_cluster
 from tests.fixtures.waiting import wait_for

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inbox.sources.kafka.offsets import Offsets
+from pillarbox.inbox.sources.kafka.offsets import Offsets
 
 
 @st.composite

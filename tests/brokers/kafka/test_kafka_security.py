@@ -10,11 +10,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # has no __all
     ResourceType,
 )
 
-from inbox.sources.kafka import KafkaSource
-from outbox.errors import ConfigError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.kafka import KafkaPublisher
+from pillarbox.inbox.sources.kafka import KafkaSource
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.real_kafka import USERS, RealKafka, secure_kafka
 
 pytestmark = [pytest.mark.variant, pytest.mark.slow]

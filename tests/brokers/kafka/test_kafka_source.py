@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from typing_extensions import override
 
-from inbox.poison.history import FIRST_DELIVERY, TakenOver
-from inbox.source import Delivery
-from inbox.sources.kafka import KafkaSource
-from inbox.sources.kafka.reader import Part, Reader
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.samples import numbered
 from pillarbox import Message
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, TakenOver
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.kafka import KafkaSource
+from pillarbox.inbox.sources.kafka.reader import Part, Reader
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.testing.samples import numbered
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.kafka import Kafka, client_config
 from tests.fixtures.real_kafka import RealKafka
@@ -97,7 +97,7 @@ class Deaf(Reader):
 async def test_an_outage_is_reported_even_if_librdkafka_does_not_report_it(
     private_mock: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.sources.kafka.source.Reader", Deaf)
+    monkeypatch.setattr("pillarbox.inbox.sources.kafka.source.Reader", Deaf)
     private_mock.create_topic("orders", partitions=1)
     await publish(private_mock.url, *numbered("orders", 1))
     async with source(private_mock, "orders") as consumer:

@@ -9,13 +9,13 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from typing_extensions import override
 
-from inbox.sources.kafka import KafkaSource
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
-from outbox.brokers.kafka.message import record_of
 from pillarbox import Message
-from relay.publishers.kafka import KafkaPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.kafka import KafkaSource
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.outbox.brokers.kafka.message import record_of
+from pillarbox.relay.publishers.kafka import KafkaPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.kafka import Kafka, behind, client_config, messages
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy
@@ -104,7 +104,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
 
     @override
     def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
-        self.monkeypatch.setattr("inbox.sources.kafka.reader._LAST_WAIT", 2.0)
+        self.monkeypatch.setattr("pillarbox.inbox.sources.kafka.reader._LAST_WAIT", 2.0)
         super().test_a_source_can_be_left_while_the_broker_stalls()
 
     @override

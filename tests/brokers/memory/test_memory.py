@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 from typing_extensions import override
 
-from inbox.sources.memory import MemorySource
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
 from pillarbox import Message
-from relay.publishers.memory import MemoryPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.relay.publishers.memory import MemoryPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 
 
 class TestMemoryPublisher(PublisherSuite):

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError
 
 
 async def test_an_added_message_wakes_a_waiting_receive() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import nats
 import pytest
 
-from inbox.sources.nats import NatsSource
-from outbox.brokers.nats.connection import NatsConnection
-from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.nats import NatsPublisher, layouts
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.outbox.brokers.nats.connection import NatsConnection
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.nats import NatsPublisher, layouts
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
 from tests.servers.nats import NatsServer, nats_server
 

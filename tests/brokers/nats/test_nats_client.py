@@ -13,9 +13,9 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.parser import Parser
 from typing_extensions import override
 
-from outbox.brokers.nats import client
-from outbox.brokers.nats.client import NatsClient
-from outbox.errors import ConfigError
+from pillarbox.outbox.brokers.nats import client
+from pillarbox.outbox.brokers.nats.client import NatsClient
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.nats import put_block
 from tests.servers.nats import NatsServer
 

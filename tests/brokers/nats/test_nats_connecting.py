@@ -8,12 +8,12 @@ from threading import Thread
 
 import pytest
 
-from outbox.brokers.nats.connection import NatsConnection
-from outbox.brokers.nats.settings import NatsSettings
-from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.nats import NatsPublisher
+from pillarbox.outbox.brokers.nats.connection import NatsConnection
+from pillarbox.outbox.brokers.nats.settings import NatsSettings
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.nats import NatsPublisher
 from tests.fixtures.certificates import certificate_in
 from tests.servers.nats import NatsServer, nats_server
 

@@ -9,13 +9,13 @@ from typing import Any
 import nats
 import pytest
 
-from inbox.poison.history import FIRST_DELIVERY, TakenOver
-from inbox.source import Source
-from inbox.sources.nats import NatsSource
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.gather import end
-from outbox.testing.samples import numbered
 from pillarbox import Message
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, TakenOver
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.testing.samples import numbered
 from tests.brokers.nats.test_nats_source import durables, shared_source, source
 from tests.fixtures.nats import ask, make_stream
 from tests.fixtures.proxy import MakeProxy

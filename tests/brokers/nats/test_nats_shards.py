@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from inbox.source import Source
-from inbox.sources.nats.replicas import Replica, divide
-from outbox.brokers.shards import Shard
-from outbox.errors import BrokerUnavailableError
-from outbox.gather import end
-from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.nats import NatsPublisher
-from relay.publishers.nats.layouts import line_of
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.nats.replicas import Replica, divide
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.gather import end
+from pillarbox.outbox.testing.samples import numbered, numbers_by_key
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.nats import NatsPublisher
+from pillarbox.relay.publishers.nats.layouts import line_of
 from tests.brokers.nats.test_nats_source import durables, shared_source, source
 from tests.fixtures.nats import ask, make_stream, put_raw, stored
 from tests.fixtures.proxy import MakeProxy

@@ -8,11 +8,11 @@ from typing import Any
 import nats
 import pytest
 
-from inbox.sources.nats import NatsSource
-from outbox.errors import ConfigError
-from outbox.lane import Priority
-from outbox.testing.samples import numbered, numbers_by_key
 from pillarbox import Message
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.testing.samples import numbered, numbers_by_key
 from tests.fixtures.nats import ask, make_stream
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sources import (

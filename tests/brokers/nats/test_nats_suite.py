@@ -7,13 +7,13 @@ from uuid import uuid4
 import pytest
 from typing_extensions import override
 
-from inbox.sources.nats import NatsSource
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.nats import NatsPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.nats import NatsSource
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.nats import NatsPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.nats import make_stream, put_bytes, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.through_proxy import ThroughProxy
@@ -69,7 +69,7 @@ class TestNatsSource(ThroughProxy, SourceSuite):
         proxy: MakeProxy,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("inbox.sources.nats.source._LAST_WRITE", 2.0)
+        monkeypatch.setattr("pillarbox.inbox.sources.nats.source._LAST_WRITE", 2.0)
         self.direct, self.stream = shared_nats.url, nats_topics
         self.proxy, self.url = proxy(self.direct)
 

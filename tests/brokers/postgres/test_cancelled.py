@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from inbox.sources.postgres import PostgresSource
-from outbox.administration.connection import administration
-from outbox.administration.tenants import add_tenant_index
-from outbox.postgres.connection import conninfo
 from pillarbox import Cancelled, Message, TooLate, cancel
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.tenants import add_tenant_index
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute

@@ -16,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from examples.sealed.aes_gcm import AesGcm
-from inbox.errors import DeadLetter
-from inbox.events import (
+from pillarbox import AsyncJob, Consumer, Message, add
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.events import (
     CodecMissing,
     DeliveryReturned,
     DuplicateSkipped,
@@ -26,12 +27,11 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.sources.postgres import PostgresSource, window_lane
-from outbox.cli.main import main
-from outbox.lane import Priority, lane_of
-from outbox.message_id import uuid7
-from outbox.testing.events import RecordedEvents
-from pillarbox import AsyncJob, Consumer, Message, add
+from pillarbox.inbox.sources.postgres import PostgresSource, window_lane
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import (
     NEVER,

@@ -16,21 +16,25 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
-from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
-from inbox.sources.postgres.window_lane import MOST_AGAIN
-from inbox.testing.source_suite import Capabilities, SourceSuite
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, drop_reader, list_readers
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.lane import LANES, Priority, lane_of
-from outbox.message_id import uuid7
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Consumer, Message, add
-from relay.publishers.postgres import PostgresPublisher
-from relay.relay import Relay
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, History, TakenOver
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.inbox.sources.postgres.window_lane import MOST_AGAIN
+from pillarbox.inbox.testing.source_suite import Capabilities, SourceSuite
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import (
+    add_reader,
+    drop_reader,
+    list_readers,
+)
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.lane import LANES, Priority, lane_of
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.relay.publishers.postgres import PostgresPublisher
+from pillarbox.relay.relay import Relay
 from tests.fixtures.consumers import (
     DRIVERS,
     NEVER,

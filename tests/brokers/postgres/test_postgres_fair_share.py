@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.events import MessageHandled
-from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader, list_readers
-from outbox.administration.tenants import add_tenant_index, drop_tenant_index
-from outbox.lane import Priority, lanes_of
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader, list_readers
+from pillarbox.outbox.administration.tenants import add_tenant_index, drop_tenant_index
+from pillarbox.outbox.lane import Priority, lanes_of
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 from typing_extensions import override
 
-from inbox.sources.postgres.held_message import HeldMessage
-from outbox.postgres.connection import Connection, Link
 from pillarbox import Message
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.outbox.postgres.connection import Connection, Link
 from tests.fixtures.positions import count_holding
 from tests.fixtures.relay import insert
 from tests.fixtures.replicas import Replica, replica, subscribe

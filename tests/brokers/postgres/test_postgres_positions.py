@@ -9,14 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from inbox.sources.postgres.held_message import HeldMessage as Row
-from inbox.sources.postgres.window_lane import MOST_AGAIN
-from outbox.administration.migrate import migrate
-from outbox.lane import bucket_of
-from outbox.log.database_retry import DATABASE_ERRORS
-from outbox.postgres.connection import conninfo
-from outbox.testing.postgres import PostgresServer
 from pillarbox import BrokerUnavailableError, ConfigError, Message, uuid7
+from pillarbox.inbox.sources.postgres.held_message import HeldMessage as Row
+from pillarbox.inbox.sources.postgres.window_lane import MOST_AGAIN
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.lane import bucket_of
+from pillarbox.outbox.log.database_retry import DATABASE_ERRORS
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import numbered
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import count_holding
@@ -181,7 +181,7 @@ async def test_a_topic_subscribed_later_brings_no_older_messages(
 async def test_a_claim_bounds_the_rows_that_it_reads(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.log.claim._MOST_OTHERS", 10)
+    monkeypatch.setattr("pillarbox.outbox.log.claim._MOST_OTHERS", 10)
     subscribe(database_url, "audit", "*")
     async with replica(database_url) as working:
         insert(

@@ -3,11 +3,11 @@
 import asyncio
 from contextlib import suppress
 
-from inbox.sources.postgres import PostgresSource
-from outbox.errors import BrokerUnavailableError
-from outbox.log.settle import WRITES
-from outbox.message import Message
-from outbox.testing.postgres import PostgresServer
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.log.settle import WRITES
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import numbered
 from tests.fixtures.passwords import set_password
 from tests.fixtures.relay import insert

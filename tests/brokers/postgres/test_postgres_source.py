@@ -6,11 +6,11 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from inbox.sources.postgres import PostgresSource
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.lane import Priority, lane_of
-from outbox.postgres.connection import conninfo
 from pillarbox import Message, uuid7
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.readers import add_consumer

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from outbox.lane import priority_of
 from pillarbox import Message
-from relay.publishers.postgres import PostgresPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.outbox.lane import priority_of
+from pillarbox.relay.publishers.postgres import PostgresPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.sessions import execute
 from tests.fixtures.through_proxy import ProxiedUrl
 from tests.fixtures.urls import with_options

@@ -2,10 +2,10 @@
 
 import pytest
 
-from inbox.sources.memory import MemoryDelivery, MemorySource
-from inbox.sources.postgres.ready import Ready
-from inbox.sources.postgres.tenants import Tenants
 from pillarbox import Message
+from pillarbox.inbox.sources.memory import MemoryDelivery, MemorySource
+from pillarbox.inbox.sources.postgres.ready import Ready
+from pillarbox.inbox.sources.postgres.tenants import Tenants
 
 
 class Clock:

@@ -10,16 +10,16 @@ from uuid import UUID
 import pytest
 from sqlalchemy.orm import Session
 
-from inbox.events import MessageHandled
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.lane import Priority, lane_of
-from outbox.url import FileUrl
 from pillarbox import Consumer, Message
-from relay.dead_letters.retry import PublishingRetrier
-from relay.publisher import Acked, Nacked
-from relay.publishers.postgres import PostgresPublisher
-from relay.relay import Relay
-from relay.renewed_publisher import publisher_of
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.url import FileUrl
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.postgres import PostgresPublisher
+from pillarbox.relay.relay import Relay
+from pillarbox.relay.renewed_publisher import publisher_of
 from tests.fixtures import relay as relays
 from tests.fixtures.consumers import id_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up, retry

@@ -3,16 +3,16 @@
 import time
 from typing import Any, cast
 
-from inbox.sources.postgres.held_message import Keeper
-from inbox.sources.postgres.window_lane import WindowLane
-from outbox.log.lanes.batch import PUBLISHED, SCHEDULED, ClaimedMessage
-from outbox.log.lanes.keys import LogOfKey
-from outbox.log.lanes.lane import Extent
-from outbox.log.position import Position, Snapshot
-from outbox.log.progress import Progress
-from outbox.log.view import ReadView
-from outbox.message import Message
-from outbox.message_id import uuid7
+from pillarbox.inbox.sources.postgres.held_message import Keeper
+from pillarbox.inbox.sources.postgres.window_lane import WindowLane
+from pillarbox.outbox.log.lanes.batch import PUBLISHED, SCHEDULED, ClaimedMessage
+from pillarbox.outbox.log.lanes.keys import LogOfKey
+from pillarbox.outbox.log.lanes.lane import Extent
+from pillarbox.outbox.log.position import Position, Snapshot
+from pillarbox.outbox.log.progress import Progress
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.message import Message
+from pillarbox.outbox.message_id import uuid7
 from tests.models.waiting import DAY, NOW
 
 

@@ -5,10 +5,14 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.outbox.errors import (
+    BrokerTimeoutError,
+    BrokerUnavailableError,
+    ConfigError,
+)
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import (

@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.rabbitmq import bind, drain
 from tests.fixtures.waiting import answer_after
 from tests.servers.rabbitmq import RabbitMQServer

@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 from pika import BasicProperties
 
-from outbox.brokers.rabbitmq.message import from_delivery, published_at, to_properties
 from pillarbox import Message
+from pillarbox.outbox.brokers.rabbitmq.message import (
+    from_delivery,
+    published_at,
+    to_properties,
+)
 
 
 def properties(**given: Any) -> BasicProperties:

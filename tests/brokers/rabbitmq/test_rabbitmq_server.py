@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError
-from outbox.testing.lifetime import is_running, wait_until
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.testing.lifetime import is_running, wait_until
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.certificates import Certificate
 from tests.fixtures.consumers import numbered
 from tests.fixtures.rabbitmq import MAX_MESSAGE_BYTES, bind, drain

@@ -11,13 +11,13 @@ from uuid import UUID, uuid4
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from inbox.source import Delivery
-from inbox.sources.rabbitmq import RabbitMQSource
-from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
-from outbox.brokers.rabbitmq.amqp import NOT_FOUND, AmqpConnection
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.gather import end
 from pillarbox import Message
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
+from pillarbox.inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
+from pillarbox.outbox.brokers.rabbitmq.amqp import NOT_FOUND, AmqpConnection
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.gather import end
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import channel_of, user

@@ -7,16 +7,16 @@ import pytest
 from pika import BasicProperties
 from typing_extensions import override
 
-from inbox.sources.rabbitmq import RabbitMQSource
-from inbox.testing.source_outage import SourceOutage
-from inbox.testing.source_settling import SourceSettling
-from inbox.testing.source_sharing import SourceSharing
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
-from outbox.brokers.rabbitmq.message import to_properties
 from pillarbox import Message
-from relay.publishers.rabbitmq import RabbitMQPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
+from pillarbox.inbox.testing.source_outage import SourceOutage
+from pillarbox.inbox.testing.source_settling import SourceSettling
+from pillarbox.inbox.testing.source_sharing import SourceSharing
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.outbox.brokers.rabbitmq.message import to_properties
+from pillarbox.relay.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of, put_bytes
 from tests.fixtures.through_proxy import ProxiedUrl
 
@@ -120,7 +120,9 @@ class RabbitMQOutageCase(RabbitMQSourceCase, SourceSharing, SourceOutage):
     def notice_a_stall_soon(self) -> None:
         self.heartbeat = 2
         for wait, seconds in (("_ANSWER", 4.0), ("_CLOSE", 1.0)):
-            self.monkeypatch.setattr(f"outbox.brokers.rabbitmq.amqp.{wait}", seconds)
+            self.monkeypatch.setattr(
+                f"pillarbox.outbox.brokers.rabbitmq.amqp.{wait}", seconds
+            )
 
 
 class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):

@@ -15,14 +15,14 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
-from inbox.consuming.backlog import READ_AHEAD
-from inbox.poison.history import TakenOver
-from inbox.source import Delivery
-from inbox.sources.redis import RedisSource, streams
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.lifetime import free_port
 from pillarbox import Message
-from relay.publishers.redis import RedisPublisher
+from pillarbox.inbox.consuming.backlog import READ_AHEAD
+from pillarbox.inbox.poison.history import TakenOver
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.redis import RedisSource, streams
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.redis import shared_source

@@ -9,10 +9,10 @@ import pytest
 from redis import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.sources.redis import RedisSource
-from outbox.cli.main import main
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.outbox.cli.main import main
 from tests.fixtures import positions
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
 from tests.fixtures.relay import insert

@@ -11,10 +11,10 @@ import pytest
 from redis import Redis
 from typing_extensions import override
 
-from inbox.sources.redis import RedisSource
-from outbox.cloudevents.fields import to_fields
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.outbox.cloudevents.fields import to_fields
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.processes import ROOT
 from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import entered, receive

@@ -3,11 +3,11 @@
 import pytest
 from redis import Redis as SyncRedis
 
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.testing.lifetime import free_port
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.redis import RedisPublisher
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 from tests.servers.redis import RedisServer
 

@@ -11,18 +11,18 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from inbox.consuming import backlog
-from inbox.source import Source
-from inbox.sources.redis import RedisSource
-from inbox.sources.redis import streams as reading
-from outbox.brokers.shards import Shard
-from outbox.cloudevents.fields import from_fields
-from outbox.errors import BrokerUnavailableError
-from outbox.gather import end
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers import redis as publishing
-from relay.publishers.redis import RedisPublisher
+from pillarbox.inbox.consuming import backlog
+from pillarbox.inbox.source import Source
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.inbox.sources.redis import streams as reading
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.cloudevents.fields import from_fields
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.gather import end
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers import redis as publishing
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.redis import shared_source
 from tests.fixtures.sources import entered, payloads, publish, receive

@@ -6,15 +6,15 @@ from datetime import timedelta
 from redis import Redis
 from typing_extensions import override
 
-from inbox.sources.redis import RedisSource
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
-from outbox.brokers.redis.options import LAYOUTS
-from outbox.brokers.shards import Shard
-from outbox.cloudevents.fields import from_fields, to_fields
 from pillarbox import Message
-from relay.publishers.redis import RedisPublisher
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.redis import RedisSource
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.outbox.brokers.redis.options import LAYOUTS
+from pillarbox.outbox.brokers.shards import Shard
+from pillarbox.outbox.cloudevents.fields import from_fields, to_fields
+from pillarbox.relay.publishers.redis import RedisPublisher
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.through_proxy import ProxiedUrl
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.brokers.sqs.test_sqs_suite import SNS_PAYLOAD_BYTES, SqsPublisherCase
 from tests.fixtures.elasticmq import elasticmq
 from tests.fixtures.sqs import Aws, account

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery
-from inbox.sources.sqs import SqsSource
-from inbox.sources.sqs.queue import SqsQueue
-from outbox.brokers.sqs.connection import SqsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.lane import Priority
-from outbox.testing.lifetime import free_port
-from outbox.testing.samples import differences, full_message, numbered
 from pillarbox import Message
-from relay.publisher import Acked, Nacked
-from relay.publishers.sqs import SqsPublisher
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.sqs import SqsSource
+from pillarbox.inbox.sources.sqs.queue import SqsQueue
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.samples import differences, full_message, numbered
+from pillarbox.relay.publisher import Acked, Nacked
+from pillarbox.relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sources import payloads, publish, receive
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.urls import with_options
@@ -41,7 +41,7 @@ async def source(url: str, *topics: str, **options: object) -> AsyncIterator[Sqs
 async def test_the_error_names_the_size_limit_of_the_queue_until_it_is_raised(
     shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.publishers.sqs.publisher._FRESH", 0.0)
+    monkeypatch.setattr("pillarbox.relay.publishers.sqs.publisher._FRESH", 0.0)
     topic = fresh()
     queue = await aws.create_queue(topic, MaximumMessageSize="2048")
     async with SqsPublisher.from_url(shared_sqs.url()) as publisher:
@@ -160,7 +160,7 @@ async def test_a_message_that_was_held_too_long_is_left_to_its_redelivery(
     shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = 0.001
-    monkeypatch.setattr("inbox.sources.sqs.source._BEATS", never)
+    monkeypatch.setattr("pillarbox.inbox.sources.sqs.source._BEATS", never)
     await aws.create_queue(topic := fresh())
     await publish(shared_sqs.url(), Message(topic, b"1"))
     async with source(shared_sqs.url(), topic, visibility=timedelta(seconds=1)) as slow:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from outbox.brokers.sqs.connection import resource_name
+from pillarbox.outbox.brokers.sqs.connection import resource_name
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.sqs import Aws, account

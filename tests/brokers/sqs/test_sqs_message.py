@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.brokers.sqs.connection import SqsSettings, resource_name
-from outbox.brokers.sqs.message import group_of, read, typed, write
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority
-from outbox.testing.samples import TRACEPARENT, differences
 from pillarbox import Message
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings, resource_name
+from pillarbox.outbox.brokers.sqs.message import group_of, read, typed, write
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.testing.samples import TRACEPARENT, differences
 
 TAKEN = re.compile("[\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any, cast
 
-from inbox.sources.sqs.polls import Polls
-from inbox.sources.sqs.queue import SqsQueue
+from pillarbox.inbox.sources.sqs.polls import Polls
+from pillarbox.inbox.sources.sqs.queue import SqsQueue
 
 
 class Queue:

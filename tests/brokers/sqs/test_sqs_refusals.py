@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox import Message
-from relay.publisher import Acked, Confirmation, Nacked
-from relay.publishers.sqs import SqsPublisher
+from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.relay.publishers.sqs import SqsPublisher
 from tests.fixtures.sqs_script import (
     Answer,
     Entry,

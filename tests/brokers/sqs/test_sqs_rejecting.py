@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 from typing_extensions import override
 
-from outbox.brokers.sqs.message import read
+from pillarbox.outbox.brokers.sqs.message import read
 from tests.acceptance.broker_faults import TO_BE_CUT, TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.sqs_script import (

@@ -7,21 +7,21 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from inbox.sources.sqs import SqsSource
-from inbox.testing.source_outage import SourceOutage
-from inbox.testing.source_settling import SourceSettling
-from inbox.testing.source_sharing import SourceSharing
-from inbox.testing.source_suite import Capabilities as SourceCapabilities
-from inbox.testing.source_suite import SourceSuite
-from outbox.brokers.sqs.connection import SqsSettings
-from outbox.testing.conformance import checks
-from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
 from pillarbox import Message
-from relay.publisher import Acked
-from relay.publishers.sqs import SqsPublisher
-from relay.testing.publisher_answers import PublisherAnswers
-from relay.testing.publisher_outage import PublisherOutage
-from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from pillarbox.inbox.sources.sqs import SqsSource
+from pillarbox.inbox.testing.source_outage import SourceOutage
+from pillarbox.inbox.testing.source_settling import SourceSettling
+from pillarbox.inbox.testing.source_sharing import SourceSharing
+from pillarbox.inbox.testing.source_suite import Capabilities as SourceCapabilities
+from pillarbox.inbox.testing.source_suite import SourceSuite
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings
+from pillarbox.outbox.testing.conformance import checks
+from pillarbox.outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.sqs import SqsPublisher
+from pillarbox.relay.testing.publisher_answers import PublisherAnswers
+from pillarbox.relay.testing.publisher_outage import PublisherOutage
+from pillarbox.relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
 from tests.fixtures.through_proxy import ThroughProxy

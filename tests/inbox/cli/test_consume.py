@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.cli.main import main
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.consumers import numbered
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import APP, Site

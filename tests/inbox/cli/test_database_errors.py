@@ -2,8 +2,8 @@
 
 import pytest
 
-from outbox.cli.main import main
 from pillarbox import uuid7
+from pillarbox.outbox.cli.main import main
 from tests.acceptance.relays import as_role
 
 

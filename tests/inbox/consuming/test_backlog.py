@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from inbox.consuming.backlog import READ_AHEAD, Backlog
-from outbox.lane import Priority
 from pillarbox import Message
+from pillarbox.inbox.consuming.backlog import READ_AHEAD, Backlog
+from pillarbox.outbox.lane import Priority
 
 DEFAULT = Message("t", b"")
 

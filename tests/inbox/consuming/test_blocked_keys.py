@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from inbox.consuming.blocked_keys import BlockedKeys, WaitingMessage
-from inbox.events import (
+from pillarbox import uuid7
+from pillarbox.inbox.consuming.blocked_keys import BlockedKeys, WaitingMessage
+from pillarbox.inbox.events import (
     ConsumerStopped,
     DeadLetterRepeated,
     DeliveryEvent,
@@ -19,7 +20,6 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from pillarbox import uuid7
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HEAD = uuid7()

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.consuming.dispatch import Dispatcher
-from inbox.consuming.fair_scheduler import FairScheduler
-from inbox.source import Delivery
-from inbox.sources.memory import MemoryDelivery, MemorySource
-from outbox.lane import Priority
 from pillarbox import Message
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.memory import MemoryDelivery, MemorySource
+from pillarbox.outbox.lane import Priority
 
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)

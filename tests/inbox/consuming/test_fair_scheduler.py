@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inbox.consuming.fair_scheduler import FairScheduler, Tenant
-from outbox.lane import PRIORITIES, Priority
-from outbox.lane import WEIGHTS as SHARES
+from pillarbox.inbox.consuming.fair_scheduler import FairScheduler, Tenant
+from pillarbox.outbox.lane import PRIORITIES, Priority
+from pillarbox.outbox.lane import WEIGHTS as SHARES
 
 WEIGHTS = {"realtime": 3, "default": 1, "batch": 2}
 

@@ -5,17 +5,17 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 
-from inbox.dead_letters.write import DeadLetterWriter
-from inbox.events import (
+from pillarbox import DeadLetter, Message
+from pillarbox.inbox.dead_letters.write import DeadLetterWriter
+from pillarbox.inbox.events import (
     DeadLetterRepeated,
     HandlerFailed,
     MessageDeadLettered,
 )
-from inbox.handlers.sessions import make_executor
-from inbox.sources.memory import MemorySource
-from outbox.gather import gather
-from outbox.postgres.connection import sqlalchemy_url
-from pillarbox import DeadLetter, Message
+from pillarbox.inbox.handlers.sessions import make_executor
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.gather import gather
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import (
     QUICK,
     consuming,

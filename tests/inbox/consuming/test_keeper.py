@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.consuming.backlog import READ_AHEAD
-from inbox.consuming.keeper import Held, Keeper, Outcome
 from pillarbox import Message
+from pillarbox.inbox.consuming.backlog import READ_AHEAD
+from pillarbox.inbox.consuming.keeper import Held, Keeper, Outcome
 from tests.fixtures.waiting import answer_after
 
 SOON = timedelta(milliseconds=10)

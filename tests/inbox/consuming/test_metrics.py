@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.metrics import ConsumerMetrics
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.inbox.events import (
     ConsumerStopped,
     DuplicateSkipped,
     HandlerFailed,
@@ -19,11 +20,10 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.sources.memory import MemorySource
-from inbox.sources.postgres import PostgresSource
-from outbox.events import ProcessMeasured
-from outbox.observability.prometheus import TopicLabels
-from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.events import ProcessMeasured
+from pillarbox.outbox.observability.prometheus import TopicLabels
 from tests.fixtures.consumers import QUICK, async_sessions_of, id_of, running
 from tests.fixtures.relay import insert
 
@@ -106,7 +106,7 @@ async def test_every_outcome_is_counted_by_consumer_and_topic(
 async def test_handlers_and_the_delivery_of_a_message_are_timed(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.observability.presence._REPORT", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence._REPORT", 0.1)
     source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     entered, leave = asyncio.Event(), asyncio.Event()
     async with async_sessions_of(database_url) as sessions:

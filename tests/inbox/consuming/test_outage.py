@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from inbox.consuming.dispatch import Dispatcher
-from inbox.consuming.fair_scheduler import FairScheduler
-from inbox.consuming.outage import DatabaseOutage
-from inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
-from inbox.source import Delivery
-from outbox.errors import DatabaseUnavailableError
-from outbox.events import Observers
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
+from pillarbox.inbox.consuming.dispatch import Dispatcher
+from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
+from pillarbox.inbox.consuming.outage import DatabaseOutage
+from pillarbox.inbox.events import HandlerDatabaseLost, HandlerDatabaseRecovered
+from pillarbox.inbox.source import Delivery
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.events import Observers
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.events import RecordedEvents
 
 WAITING = 64
 AWAY = DatabaseUnavailableError("away")
@@ -43,8 +43,10 @@ class Database:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = timedelta(milliseconds=1)
     policy = RetryPolicy(first_delay=quick, max_delay=10 * quick)
-    monkeypatch.setattr("inbox.consuming.outage.RECONNECT", policy)
-    monkeypatch.setattr("inbox.consuming.outage.check_writable", Database.probe)
+    monkeypatch.setattr("pillarbox.inbox.consuming.outage.RECONNECT", policy)
+    monkeypatch.setattr(
+        "pillarbox.inbox.consuming.outage.check_writable", Database.probe
+    )
 
 
 @pytest.fixture

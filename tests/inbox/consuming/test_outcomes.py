@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from inbox.consuming.outcomes import Outcomes
-from outbox.errors import BrokerUnavailableError
+from pillarbox.inbox.consuming.outcomes import Outcomes
+from pillarbox.outbox.errors import BrokerUnavailableError
 
 
 class Written:

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
-from inbox.sources.memory import MemorySource
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import async_sessions_of, consuming, numbered, running
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert

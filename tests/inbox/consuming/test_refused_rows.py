@@ -7,16 +7,16 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import (
+from pillarbox import DeadLetter, Message
+from pillarbox.inbox.events import (
     DeadLetterRepeated,
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob
-from inbox.sources.memory import MemorySource
-from pillarbox import DeadLetter, Message
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.sessions import execute
 

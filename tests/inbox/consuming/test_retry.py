@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.sources.memory import MemorySource
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,

@@ -7,8 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from examples.sealed.aes_gcm import AesGcm
-from inbox.consuming.rollout import Rollout
-from inbox.events import (
+from pillarbox import Consumer, Message
+from pillarbox.inbox.consuming.rollout import Rollout
+from pillarbox.inbox.events import (
     CodecMissing,
     DeliveryReturned,
     HandlerFailed,
@@ -17,11 +18,10 @@ from inbox.events import (
     MessageHandled,
     SourceWarned,
 )
-from inbox.sources.memory import MemoryDelivery, MemorySource
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.payload.payload_codec import encoded
-from pillarbox import Consumer, Message
+from pillarbox.inbox.sources.memory import MemoryDelivery, MemorySource
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.payload.payload_codec import encoded
 from tests.fixtures.consumers import consuming, numbered, running, sessions_by
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.events import FinishedJobFailed, MessageDeadLettered
-from inbox.jobs.job import AsyncJob
-from inbox.sources.memory import MemorySource
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import Outcome
-from outbox.events import Event
 from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.events import FinishedJobFailed, MessageDeadLettered
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.retry import Outcome
+from pillarbox.outbox.events import Event
 from tests.fixtures.consumers import running
 from tests.fixtures.dead_letters import find, give_up, retry, states
 from tests.fixtures.effects import effects, note, receipts

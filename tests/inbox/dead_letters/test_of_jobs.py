@@ -7,14 +7,14 @@ from typing import Final
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.dead_letters.retry import HandlerRetrier
-from inbox.events import MessageCancelled
-from inbox.jobs.job import AsyncJob
-from outbox.cli.main import main
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import Candidate, Outcome
-from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, RetryLater
+from pillarbox.inbox.dead_letters.retry import HandlerRetrier
+from pillarbox.inbox.events import MessageCancelled
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.retry import Candidate, Outcome
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.effects import receipts
 from tests.fixtures.jobs import LEASE, TOPIC, add_job, cancel, consumer_of, job_of

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox.sources.memory import MemorySource
-from outbox.dead_letters.retry import Candidate
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler
-from outbox.errors import ConfigError
-from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, DeadLetter, Message, RetryLater
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.dead_letters.retry import Candidate
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import handles, id_of, sessions_of
 from tests.fixtures.dead_letters import give_up, retry, states
 from tests.fixtures.effects import EFFECT, effects, note, receipts

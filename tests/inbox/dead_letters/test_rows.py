@@ -15,13 +15,13 @@ from psycopg.rows import TupleRow
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox.consuming.settlement import problem_of
-from inbox.dead_letters.write import DeadLetterWriter
-from inbox.handlers.sessions import make_executor
-from inbox.source import Delivery
-from outbox.lane import Priority
-from outbox.postgres.connection import sqlalchemy_url
 from pillarbox import Message, uuid7
+from pillarbox.inbox.consuming.settlement import problem_of
+from pillarbox.inbox.dead_letters.write import DeadLetterWriter
+from pillarbox.inbox.handlers.sessions import make_executor
+from pillarbox.inbox.source import Delivery
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 NOISE = "".join(sha256(b"%d" % n).hexdigest() for n in range(500))
 # With NUL and lone surrogates, which sources keep of bytes that aren't UTF-8.

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from examples.frameworks import billing, shop
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.sessions import execute
 
 

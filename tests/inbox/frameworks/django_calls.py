@@ -10,8 +10,8 @@ import pytest
 from django.db import connections, transaction
 
 from examples.frameworks.django_writer import Order, send
-from outbox.errors import AutocommitError
 from pillarbox import Message
+from pillarbox.outbox.errors import AutocommitError
 
 ODD = "%s 'ä\\"
 

@@ -49,7 +49,7 @@ TASKS = "examples.frameworks.celery_tasks"
 SEND = f"""
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from {TASKS} import bill, send
 
 with Session(create_engine(sqlalchemy_url({{url!r}}))) as session:

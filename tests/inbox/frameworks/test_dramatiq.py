@@ -17,7 +17,7 @@ SEND = f"""
 from dataclasses import replace
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from {ACTORS} import bill, send
 
 with Session(create_engine(sqlalchemy_url({{url!r}}))) as session:

@@ -28,12 +28,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 from typing_extensions import override
 
-from inbox.errors import InvalidReceiptError
-from inbox.frameworks.faststream import Idempotent, event_id, unfold
-from outbox.cloudevents.headers import from_headers
-from outbox.testing.samples import TRACEPARENT
 from pillarbox import ConfigError, Message, add, idempotent, uuid7
-from relay.publishers.redis import RedisPublisher
+from pillarbox.inbox.errors import InvalidReceiptError
+from pillarbox.inbox.frameworks.faststream import Idempotent, event_id, unfold
+from pillarbox.outbox.cloudevents.headers import from_headers
+from pillarbox.outbox.testing.samples import TRACEPARENT
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.endings import (
     EFFECT,

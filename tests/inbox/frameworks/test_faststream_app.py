@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pillarbox import Message
-from relay.publisher import Acked, Publisher
-from relay.publishers.kafka import KafkaPublisher
-from relay.publishers.nats import NatsPublisher
-from relay.publishers.rabbitmq import RabbitMQPublisher
-from relay.publishers.redis import RedisPublisher
+from pillarbox.relay.publisher import Acked, Publisher
+from pillarbox.relay.publishers.kafka import KafkaPublisher
+from pillarbox.relay.publishers.nats import NatsPublisher
+from pillarbox.relay.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

@@ -9,7 +9,7 @@ from redis import Redis
 
 from examples.frameworks.plain import GROUP, STREAM
 from pillarbox import Message
-from relay.publishers.redis import RedisPublisher
+from pillarbox.relay.publishers.redis import RedisPublisher
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from examples.frameworks.psycopg_writer import place
-from outbox.postgres.connection import conninfo
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.passwords import PASSWORD
 from tests.fixtures.processes import ROOT, command_line
 from tests.fixtures.sessions import execute

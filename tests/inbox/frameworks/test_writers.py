@@ -14,10 +14,10 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import text
 
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.schema import metadata
-from outbox.testing.lifetime import free_port
 from pillarbox import Message, add
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.schema import metadata
+from pillarbox.outbox.testing.lifetime import free_port
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.sessions import execute
 

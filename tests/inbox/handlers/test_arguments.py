@@ -16,15 +16,15 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-import inbox.handlers.arguments as arguments_module
-from inbox.errors import DeadLetter
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.handlers.arguments import arguments_of
-from inbox.handlers.signature import Takes
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
+import pillarbox.inbox.handlers.arguments as arguments_module
 from pillarbox import Message, idempotent, uuid7
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.handlers.arguments import arguments_of
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.consumers import (
     POOLS,
     consuming,

@@ -9,17 +9,17 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.events import (
     ConsumerStopped,
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
-from outbox.lane import Priority
-from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.lane import Priority
 from tests.fixtures.consumers import (
     QUICK,
     consuming,

@@ -10,12 +10,12 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.handlers.sessions import make_executor, pool_limit
-from inbox.testing.drain import drain
-from outbox.dead_letters.retry import Candidate, retry_all
-from outbox.errors import ConfigError
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add
+from pillarbox.inbox.handlers.sessions import make_executor, pool_limit
+from pillarbox.inbox.testing.drain import drain
+from pillarbox.outbox.dead_letters.retry import Candidate, retry_all
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import async_sessions_of, handles, sessions_of
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.errors import DeadLetter
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.handlers.upcasting import check_content
-from inbox.jobs.job import AsyncJob
-from inbox.sources.memory import MemorySource
 from pillarbox import Message
+from pillarbox.inbox.errors import DeadLetter
+from pillarbox.inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.handlers.upcasting import check_content
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import NEVER, consuming
 from tests.fixtures.jobs import LEASE
 from tests.fixtures.sessions import execute

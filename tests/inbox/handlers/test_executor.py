@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from inbox.errors import HandlerTimeoutError
-from inbox.handlers.attempt import Attempt
-from inbox.handlers.calls import Call
-from inbox.handlers.registration import Registered
-from inbox.handlers.signature import Takes
-from inbox.handlers.terms import Terms
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.inbox.errors import HandlerTimeoutError
+from pillarbox.inbox.handlers.attempt import Attempt
+from pillarbox.inbox.handlers.calls import Call
+from pillarbox.inbox.handlers.registration import Registered
+from pillarbox.inbox.handlers.signature import Takes
+from pillarbox.inbox.handlers.terms import Terms
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.waiting import let_pass
 
 MESSAGE = Message("orders.placed", b"old")

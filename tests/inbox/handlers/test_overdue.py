@@ -15,22 +15,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.metrics import ConsumerMetrics
-from inbox.events import HandlerDatabaseLost, HandlerOverdue, MessageHandled
-from inbox.handlers import calls
-from inbox.sources.memory import MemorySource
-from inbox.testing.drain import drain
-from outbox.administration.connection import administration
-from outbox.administration.readers import add_reader
-from outbox.cli.main import main
-from outbox.events import ProcessMeasured
-from outbox.observability import watchdog
-from outbox.observability.prometheus import TopicLabels
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
 from pillarbox import Consumer, Message, add
-from relay.publisher import Acked
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.inbox.events import HandlerDatabaseLost, HandlerOverdue, MessageHandled
+from pillarbox.inbox.handlers import calls
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.testing.drain import drain
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.readers import add_reader
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.events import ProcessMeasured
+from pillarbox.outbox.observability import watchdog
+from pillarbox.outbox.observability.prometheus import TopicLabels
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.publisher import Acked
 from tests.fixtures.adapters import Adapters, adapters_of
 from tests.fixtures.consumers import (
     DRIVERS,
@@ -130,8 +130,8 @@ async def test_a_handler_that_outlives_max_idle_is_reported_with_its_message(
 async def test_a_handler_that_waits_for_its_receipt_has_not_been_called(
     url: str, hanging: Hanging, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.handlers.attempt.ANSWER_LIMIT", 1.0)
-    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("pillarbox.inbox.handlers.attempt.ANSWER_LIMIT", 1.0)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence.INTERVAL", 0.1)
     message, limit = Message("orders", b""), timedelta(seconds=3)
     hanging.released.set()
     with psycopg.connect(url) as other:
@@ -226,7 +226,7 @@ async def test_it_is_named_and_recorded_over_every_broker(
     broker: Adapters | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outbox.observability.presence.INTERVAL", 0.1)
+    monkeypatch.setattr("pillarbox.outbox.observability.presence.INTERVAL", 0.1)
     name = f"billing-{uuid4().hex}" if broker else "billing"
     topics = broker.topics if broker else ["placed"]
     source = broker.source(name) if broker else url

@@ -12,18 +12,18 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import (
+from pillarbox import Message, RetryLater
+from pillarbox.inbox.events import (
     ConsumerStopped,
     HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox import gather as gather_module
-from outbox.retry import RetryPolicy
-from pillarbox import Message, RetryLater
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox import gather as gather_module
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.consumers import (
     QUICK,
     consuming,

@@ -20,16 +20,6 @@ from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.errors import HandlerTransactionError, TransactionEndedError
-from inbox.events import (
-    DuplicateSkipped,
-    HandlerDatabaseLost,
-    HandlerFailed,
-    MessageDeadLettered,
-    MessageHandled,
-)
-from inbox.sources.memory import MemorySource
-from outbox.testing.events import RecordedEvents
 from pillarbox import (
     AsyncJob,
     ConfigError,
@@ -39,6 +29,16 @@ from pillarbox import (
     Message,
     add,
 )
+from pillarbox.inbox.errors import HandlerTransactionError, TransactionEndedError
+from pillarbox.inbox.events import (
+    DuplicateSkipped,
+    HandlerDatabaseLost,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import (
     POOLS,
     QUICK,

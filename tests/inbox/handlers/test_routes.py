@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from inbox.handlers.routes import Routes
-from outbox.errors import ConfigError
 from pillarbox import Message
+from pillarbox.inbox.handlers.routes import Routes
+from pillarbox.outbox.errors import ConfigError
 
 
 def one(session: object, message: Message) -> None: ...

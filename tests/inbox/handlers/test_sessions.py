@@ -5,8 +5,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox.handlers.sessions import database_url
-from outbox.errors import ConfigError
+from pillarbox.inbox.handlers.sessions import database_url
+from pillarbox.outbox.errors import ConfigError
 
 PLACE = "ann:p%40s%20s+@db.example:6432/shop"
 

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from inbox.webhook import WebhookApp
-from outbox.errors import ConfigError
 from pillarbox import Consumer, Message, idempotent
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.inbox.webhook import WebhookApp
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.consumers import handles
 
 LONG = {"lease": timedelta(seconds=5)}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import pillarbox
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
 from pillarbox import Message, idempotent
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.consumers import (
     QUICK,
     async_sessions_of,

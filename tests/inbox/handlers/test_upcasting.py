@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.handlers.upcasting import Versions
-from inbox.sources.memory import MemorySource
-from outbox.errors import ConfigError
 from pillarbox import DeadLetter, Message, SchemaRegistry
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.handlers.upcasting import Versions
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.consumers import QUICK, consuming
 from tests.fixtures.effects import EFFECT, effects
 from tests.fixtures.sessions import execute

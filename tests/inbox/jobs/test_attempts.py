@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.jobs.job import AsyncJob
-from inbox.sources.memory import MemorySource
-from outbox.cli.main import main
-from outbox.cloudevents.raw_text import storable
-from pillarbox import Consumer, DeadLetter, Message
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.cloudevents.raw_text import storable
 from tests.fixtures.consumers import QUICK, async_sessions_of, consuming, running
 from tests.fixtures.dead_letters import give_up, retry
 from tests.fixtures.jobs import LEASE, TOPIC, add_job, consumer_of, job_of, running_job
@@ -82,7 +82,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_start
 async def test_a_handler_that_always_breaks_its_connection_finally_fails(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.consuming.outage.RECONNECT", QUICK)
+    monkeypatch.setattr("pillarbox.inbox.consuming.outage.RECONNECT", QUICK)
     broken = OperationalError(None, None, Exception("cut"), connection_invalidated=True)
 
     async def render(job: AsyncJob, message: Message) -> None:

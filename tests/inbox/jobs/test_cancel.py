@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from inbox.errors import JobLostError
-from inbox.events import MessageCancelled, MessageHandled, RetryRequested
-from inbox.jobs.job import AsyncJob
-from outbox.cli.main import main
 from pillarbox import Message
+from pillarbox.inbox.errors import JobLostError
+from pillarbox.inbox.events import MessageCancelled, MessageHandled, RetryRequested
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.effects import effects
 from tests.fixtures.jobs import (

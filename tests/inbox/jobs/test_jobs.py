@@ -6,17 +6,17 @@ from collections.abc import Callable
 import pytest
 
 import pillarbox
-from inbox.errors import InvalidReceiptError
-from inbox.events import (
+from pillarbox import DeadLetter, Message, idempotent
+from pillarbox.inbox.errors import InvalidReceiptError
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     FinishedJobFailed,
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.jobs.job import AsyncJob
-from inbox.jobs.lease import JobLease
-from inbox.sources.memory import MemorySource
-from pillarbox import DeadLetter, Message, idempotent
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.inbox.jobs.lease import JobLease
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import consuming
 from tests.fixtures.effects import EFFECT, effects, receipts
 from tests.fixtures.effects import note as note_message

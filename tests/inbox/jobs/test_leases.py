@@ -10,12 +10,12 @@ import psycopg
 import pytest
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox.errors import JobLostError
-from inbox.events import HandlerFailed, MessageHandled
-from inbox.jobs.job import AsyncJob, Job
-from inbox.sources.memory import MemorySource
-from outbox.postgres.connection import conninfo
 from pillarbox import Message
+from pillarbox.inbox.errors import JobLostError
+from pillarbox.inbox.events import HandlerFailed, MessageHandled
+from pillarbox.inbox.jobs.job import AsyncJob, Job
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import (
     async_sessions_of,
     consuming,

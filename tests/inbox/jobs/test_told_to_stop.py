@@ -8,11 +8,11 @@ from typing import Final
 import psycopg
 import pytest
 
-from inbox.errors import HandlerTimeoutError
-from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
-from inbox.jobs.job import AnyJob, AsyncJob, Job
-from outbox.postgres.connection import conninfo
 from pillarbox import Message
+from pillarbox.inbox.errors import HandlerTimeoutError
+from pillarbox.inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.jobs.job import AnyJob, AsyncJob, Job
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.effects import EFFECT, effects, receipts
 from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, running_job

@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from inbox.poison.isolation import Isolation
+from pillarbox.inbox.poison.isolation import Isolation
 from tests.fixtures.waiting import answer_after
 
 LONG = timedelta(seconds=60)

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pytest
 
-from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.poison.history import REDELIVERED, History, TakenOver
-from inbox.sources.memory import MemorySource
-from outbox.retry import RetryPolicy
 from pillarbox import Consumer, Message
+from pillarbox.inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.poison.history import REDELIVERED, History, TakenOver
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,

@@ -12,7 +12,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
-from inbox.events import (
+from pillarbox import Consumer, Message, RetryLater
+from pillarbox.inbox.events import (
     DuplicateSkipped,
     HandlerDatabaseLost,
     HandlerFailed,
@@ -20,15 +21,14 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.poison.history import (
+from pillarbox.inbox.poison.history import (
     FIRST_DELIVERY,
     REDELIVERED,
     History,
     TakenOver,
 )
-from inbox.source import Delivery
-from inbox.sources.memory import MemorySource
-from pillarbox import Consumer, Message, RetryLater
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.memory import MemorySource
 from tests.fixtures.consumers import (
     NEVER,
     QUICK,

@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox.events import MessageHandled
-from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
-from inbox.source import Delivery
-from inbox.sources.postgres import PostgresSource
-from inbox.testing.crash import die_holding
 from pillarbox import Message
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED, TakenOver
+from pillarbox.inbox.source import Delivery
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.inbox.testing.crash import die_holding
 from tests.fixtures.consumers import consuming, numbered
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from inbox.dead_letters.write import StoredFailure
-from inbox.handlers.sessions import make_executor
-from inbox.poison.store import Count, SuspectStore
-from outbox.postgres.connection import conninfo
 from pillarbox import uuid7
+from pillarbox.inbox.dead_letters.write import StoredFailure
+from pillarbox.inbox.handlers.sessions import make_executor
+from pillarbox.inbox.poison.store import Count, SuspectStore
+from pillarbox.outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import DRIVERS, async_sessions_of, id_of, sessions_by
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 
 from examples.sealed.aes_gcm import AesGcm
-from inbox.testing.drain import drain
-from outbox.errors import ConfigError
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.retry import RetryPolicy
 from pillarbox import AsyncJob, Consumer, Job, Message, RetryLater, add
+from pillarbox.inbox.testing.drain import drain
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.retry import RetryPolicy
 from tests.fixtures.consumers import DRIVERS, async_sessions_of, is_plain, sessions_of
 from tests.fixtures.sessions import execute
 

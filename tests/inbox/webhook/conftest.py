@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.testing.events import RecordedEvents
+from pillarbox.outbox.testing.events import RecordedEvents
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handlers.signature import is_async
-from inbox.webhook import WebhookFailed
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
-from outbox.testing.postgres import PostgresServer
 from pillarbox import DeadLetter, Message, RetryLater
-from relay.publisher import Acked
-from relay.publishers.http import HttpPublisher
+from pillarbox.inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from pillarbox.inbox.handlers.signature import is_async
+from pillarbox.inbox.webhook import WebhookFailed
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.publisher import Acked
+from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import (
     async_sessions_of,
     numbered,

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox.webhook import WebhookApp, WebhookRefused
-from outbox.errors import ConfigError
-from outbox.testing.events import RecordedEvents
 from pillarbox import Message
+from pillarbox.inbox.webhook import WebhookApp, WebhookRefused
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import id_of
 from tests.fixtures.effects import effects, note
 from tests.fixtures.http import OTHER_SECRET, SECRET

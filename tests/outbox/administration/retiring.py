@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.administration.upkeep import APPLICATION_NAME, plan_upkeep
+from pillarbox.outbox.administration.upkeep import APPLICATION_NAME, plan_upkeep
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 

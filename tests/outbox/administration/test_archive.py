@@ -6,8 +6,8 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.administration.upkeep import APPLICATION_NAME
-from outbox.cli.main import main
+from pillarbox.outbox.administration.upkeep import APPLICATION_NAME
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from outbox.administration.migrate import migration_sql
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migration_sql
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import migrate_for_a_week, removal
 from tests.fixtures.sessions import execute

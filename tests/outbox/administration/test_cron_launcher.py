@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import psycopg
 import pytest
 
-from outbox.testing.postgres import PostgresServer, postgres_server
+from pillarbox.outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.passwords import PASSWORD, set_password
 from tests.fixtures.postgres import ADD_MAIN, NEVER, migrate

@@ -9,15 +9,15 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import MessageHandled
-from inbox.sources.memory import MemorySource
-from outbox.errors import MissingPartitionError
-from outbox.events import Event
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.postgres.days import Days, PartitionsNotMade
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add, insert_statement
-from relay.events import BatchPublished, RelayStarted
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import MissingPartitionError
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.days import Days, PartitionsNotMade
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.events import BatchPublished, RelayStarted
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.consumers import running as running_consumer
@@ -126,7 +126,7 @@ async def test_days_are_made_again_every_hour_and_a_failure_is_retried(
         if not answers:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("outbox.postgres.days.asyncio.sleep", sleep)
+    monkeypatch.setattr("pillarbox.outbox.postgres.days.asyncio.sleep", sleep)
     heard: list[Event] = []
     days = Days(make, heard.append)
     await days.make()

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.administration.upkeep import APPLICATION_NAME, maintain
-from outbox.cli.main import main
-from outbox.errors import UpkeepError
+from pillarbox.outbox.administration.upkeep import APPLICATION_NAME, maintain
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import UpkeepError
 from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute
 from tests.fixtures.upkeep import run_upkeep

@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

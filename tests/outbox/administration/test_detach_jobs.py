@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.positions import count_holding, replay
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as, detach, steps

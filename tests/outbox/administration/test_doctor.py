@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from outbox.administration.doctor import examine_quickly
-from outbox.cli.main import main
-from outbox.message_id import uuid7
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.message_id import uuid7
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import id_of
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import MigratedData, copied_server, migrate

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.migrations.statements import split_statements
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.migrations.statements import split_statements
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import reader

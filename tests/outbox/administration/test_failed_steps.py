@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.cli.main import main
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.roles import new_role

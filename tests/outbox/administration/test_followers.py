@@ -10,8 +10,8 @@ import pytest
 from psycopg.errors import CheckViolation, ForeignKeyViolation
 from typing_extensions import override
 
-from outbox.administration.upkeep import maintain
-from outbox.cli.main import main
+from pillarbox.outbox.administration.upkeep import maintain
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.pasting import paste
 from tests.fixtures.positions import count_holding, publish, replay

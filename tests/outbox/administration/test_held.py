@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.postgres.sql_files import load
 from tests.fixtures.consumers import id_of
 from tests.fixtures.positions import publish
 from tests.fixtures.sessions import execute

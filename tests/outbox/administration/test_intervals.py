@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.partitions import draw_timeline, read_partitions
-from outbox.administration.retention import change_policy
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.partitions import draw_timeline, read_partitions
+from pillarbox.outbox.administration.retention import change_policy
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from outbox.cli.main import main
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import (
     EXPIRED,

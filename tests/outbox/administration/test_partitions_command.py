@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from psycopg.errors import CheckViolation
 
-from outbox.administration.checks.retention import (
+from pillarbox.outbox.administration.checks.retention import (
     KEPT_FOR_LATE_MESSAGES,
     MINIMUM_RETENTION,
 )
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.sessions import execute
 from tests.outbox.administration.retiring import EXPIRED, leave_detached

@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.administration.migrate import migrate
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role

@@ -8,12 +8,12 @@ from typing import Any, Final, TypeAlias
 import psycopg
 import pytest
 
-from inbox.errors import MessageTooOldError
-from inbox.receipt import ForeignId, record_receipts
-from outbox.cli.main import main
-from outbox.errors import UpkeepError
-from outbox.testing.postgres import PostgresServer
 from pillarbox import record_receipt, uuid7
+from pillarbox.inbox.errors import MessageTooOldError
+from pillarbox.inbox.receipt import ForeignId, record_receipts
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import UpkeepError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.brokers.postgres.test_outbox_source import check_histories
 from tests.fixtures.consumers import sessions_of
 from tests.fixtures.positions import count_holding

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for

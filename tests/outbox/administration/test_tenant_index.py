@@ -3,11 +3,11 @@
 import psycopg
 import pytest
 
-from outbox.administration.connection import administration
-from outbox.administration.tenants import add_tenant_index
-from outbox.cli.main import main
-from outbox.postgres.sql_files import load
 from pillarbox import Message
+from pillarbox.outbox.administration.connection import administration
+from pillarbox.outbox.administration.tenants import add_tenant_index
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.postgres.sql_files import load
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.relay import insert

@@ -5,8 +5,8 @@ import threading
 import psycopg
 import pytest
 
-from outbox.cli.main import main
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import (

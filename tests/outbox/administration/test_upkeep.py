@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.administration.upkeep import maintain
-from outbox.errors import UpkeepError
+from pillarbox.outbox.administration.upkeep import maintain
+from pillarbox.outbox.errors import UpkeepError
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.positions import give_up, publish
 from tests.fixtures.sessions import execute

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.errors import MigrationError
-from outbox.testing.postgres import PostgresServer
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.errors import MigrationError
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import MigratedData, copied_server, migrate
 from tests.fixtures.sessions import execute

@@ -2,9 +2,9 @@
 
 import pytest
 
-from outbox.brokers.options import identity_of
-from outbox.brokers.plugins import implementation
-from outbox.errors import ConfigError
+from pillarbox.outbox.brokers.options import identity_of
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import ConfigError
 
 SAME = [
     ("redis://ann:old@b:6379,A/0?maxlen=5", "rediss://:new@a,B:6379"),
@@ -83,7 +83,7 @@ def test_a_publisher_has_the_identity_of_its_url() -> None:
         "postgresql://u:p@h/db?max_payload_bytes=9",
         "memory://drop",
     ):
-        publisher = implementation("relay.publishers", url)(url)
+        publisher = implementation("pillarbox.publishers", url)(url)
         assert (url, publisher.identity) == (url, identity_of(url))
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pika import URLParameters
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from outbox.brokers.nats.options import NAME_FORM
-from outbox.brokers.options import BrokerOptions, Form, brokers, options_of
-from outbox.brokers.plugins import implementation
-from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.brokers.redis.options import RedisOptions
-from outbox.errors import ConfigError, UnknownImplementationError
+from pillarbox.outbox.brokers.nats.options import NAME_FORM
+from pillarbox.outbox.brokers.options import BrokerOptions, Form, brokers, options_of
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
+from pillarbox.outbox.brokers.redis.options import RedisOptions
+from pillarbox.outbox.errors import ConfigError, UnknownImplementationError
 
 DOCS = Path(__file__).parents[3] / "docs" / "brokers"
 BROKERS = brokers()
@@ -96,8 +96,8 @@ def test_an_invalid_value_is_refused_by_name(broker: str, text: str) -> None:
 
 
 SIDES: list[tuple[str, dict[str, Any]]] = [
-    ("relay.publishers", {}),
-    ("inbox.sources", {"consumer": "c", "topics": ["t"]}),
+    ("pillarbox.publishers", {}),
+    ("pillarbox.sources", {"consumer": "c", "topics": ["t"]}),
 ]
 
 
@@ -160,12 +160,12 @@ REFUSED = {
 def test_a_refusal_names_option_value_and_form() -> None:
     for url, refusal in REFUSED.items():
         with pytest.raises(ConfigError) as told:
-            implementation("relay.publishers", url)(url)
+            implementation("pillarbox.publishers", url)(url)
         assert refusal in str(told.value), url
 
 
 def test_every_scheme_has_options_and_the_page_of_its_broker_links_to_them() -> None:
-    groups = ("relay.publishers", "inbox.sources")
+    groups = ("pillarbox.publishers", "pillarbox.sources")
     schemes = {entry.name for group in groups for entry in entry_points(group=group)}
     assert schemes == {s for kind in BROKERS.values() for s in kind.schemes}
     for scheme in schemes:

@@ -7,18 +7,18 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from outbox.brokers.http import HttpOptions
-from outbox.brokers.nats.settings import NatsSettings
-from outbox.brokers.sqs.connection import SqsSettings
-from outbox.brokers.sqs.options import SqsOptions
-from outbox.cloudevents.signature import Secret
-from relay.publishers.http.settings import HttpSettings
+from pillarbox.outbox.brokers.http import HttpOptions
+from pillarbox.outbox.brokers.nats.settings import NatsSettings
+from pillarbox.outbox.brokers.sqs.connection import SqsSettings
+from pillarbox.outbox.brokers.sqs.options import SqsOptions
+from pillarbox.outbox.cloudevents.signature import Secret
+from pillarbox.relay.publishers.http.settings import HttpSettings
 
 SECRET = "5ecre7"
 OWN = f"sentinel_password={SECRET}"
 WEBHOOK = "whsec_" + "5ecre7" * 6
 # Part of an application, which takes its URL from the environment when it is imported.
-NEEDS_A_DATABASE = ("inbox.demo.consumers",)
+NEEDS_A_DATABASE = ("pillarbox.inbox.demo.consumers",)
 TELLING = ("url", "password", "secret", "token", "credential", "connection", "dsn")
 SETTINGS: dict[type[object], list[Callable[[], object]]] = {
     NatsSettings: [
@@ -97,9 +97,9 @@ def test_settings_show_no_password() -> None:
 
 
 async def test_publishers_and_sources_hide_passwords() -> None:
-    for entry in entry_points(group="relay.publishers"):
+    for entry in entry_points(group="pillarbox.publishers"):
         publisher = entry.load()(URLS[entry.name])
         assert SECRET not in f"{publisher!r} {publisher}", entry.name
-    for entry in entry_points(group="inbox.sources"):
+    for entry in entry_points(group="pillarbox.sources"):
         source = entry.load()(URLS[entry.name], consumer="c", topics=["t"])
         assert SECRET not in f"{source!r} {source}", entry.name

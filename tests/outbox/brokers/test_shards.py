@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.brokers.shards import MOST_SHARDS, Shard
 from pillarbox import Message
+from pillarbox.outbox.brokers.shards import MOST_SHARDS, Shard
 
 
 def message(key: str | None, id: UUID | None = None) -> Message:

@@ -6,10 +6,10 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from outbox.brokers.plugins import implementation
-from outbox.errors import ConfigError, OutboxError
-from outbox.postgres.connection import conninfo, sqlalchemy_url
-from outbox.url import scheme_of, split, without_password
+from pillarbox.outbox.brokers.plugins import implementation
+from pillarbox.outbox.errors import ConfigError, OutboxError
+from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
+from pillarbox.outbox.url import scheme_of, split, without_password
 
 _PASSWORD = "hemlighet"
 _ADDRESSES = [
@@ -54,8 +54,8 @@ _TAILS = [
     "host/?endpoint_url=https://host:port",
 ]
 _SIDES: dict[str, dict[str, object]] = {
-    "relay.publishers": {},
-    "inbox.sources": {"consumer": "billing", "topics": ["orders"]},
+    "pillarbox.publishers": {},
+    "pillarbox.sources": {"consumer": "billing", "topics": ["orders"]},
 }
 
 

@@ -18,9 +18,9 @@ from uuid import UUID
 import pytest
 from typer.main import get_command
 
-from outbox.cli.command import url_of
-from outbox.cli.main import app, main
-from outbox.errors import ConfigError
+from pillarbox.outbox.cli.command import url_of
+from pillarbox.outbox.cli.main import app, main
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.processes import ROOT, command_line
 
 VARIABLE = "PILLARBOX_DATABASE_URL"
@@ -216,9 +216,9 @@ def outcome(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 TELL = """
 import logging
-from inbox.events import HandlerFailed
-from outbox.cli.command import command, new_app
-from outbox.observability.logging import LogEvents
+from pillarbox.inbox.events import HandlerFailed
+from pillarbox.outbox.cli.command import command, new_app
+from pillarbox.outbox.observability.logging import LogEvents
 from pillarbox import uuid7
 
 app = new_app()
@@ -289,7 +289,7 @@ def test_a_closed_pipe_ends_a_command_silently() -> None:
 def test_help_loads_no_broker_and_no_other_command() -> None:
     program = (
         "import sys\n"
-        "from outbox.cli.main import main\n"
+        "from pillarbox.outbox.cli.main import main\n"
         "main(sys.argv[1:])\n"
         "print('LOADED', *sys.modules)"
     )
@@ -299,8 +299,8 @@ def test_help_loads_no_broker_and_no_other_command() -> None:
 
     brokers = {"confluent_kafka", "nats", "pika", "redis", "aiobotocore", "aiohttp"}
     assert not loaded("--help") & {*brokers, "alembic", "pydantic", "pythonjsonlogger"}
-    assert not {"inbox", "outbox.cli.migrate"} & loaded("relay", "--help")
-    assert not {"relay", "outbox.cli.migrate"} & loaded("consume", "--help")
+    assert not {"inbox", "pillarbox.outbox.cli.migrate"} & loaded("relay", "--help")
+    assert not {"relay", "pillarbox.outbox.cli.migrate"} & loaded("consume", "--help")
 
 
 COMPLETE = """

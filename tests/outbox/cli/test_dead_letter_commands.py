@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.dead_letters import inspect
-from outbox.dead_letters.statement import Schema
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.dead_letters import inspect
+from pillarbox.outbox.dead_letters.statement import Schema
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.foreign_messages import DEEP
@@ -310,7 +310,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 from pillarbox import Consumer
-from outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 url = sqlalchemy_url(os.environ["TEST_URL"])
 engine = create_engine(url, poolclass=NullPool)

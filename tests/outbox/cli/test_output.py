@@ -6,8 +6,8 @@ import sys
 import pytest
 from typing_extensions import override
 
-from outbox.cli.output import progress, write_table
-from outbox.logs.printable import printable
+from pillarbox.outbox.cli.output import progress, write_table
+from pillarbox.outbox.logs.printable import printable
 
 
 class Terminal(io.StringIO):

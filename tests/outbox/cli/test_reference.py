@@ -12,8 +12,8 @@ from typer.main import get_command
 import pillarbox
 from docs.reference import __main__ as commands
 from docs.reference import api, events, metrics, sql
-from outbox.cli.main import app
-from outbox.events import Event
+from pillarbox.outbox.cli.main import app
+from pillarbox.outbox.events import Event
 
 # What any command-line tool has.
 _EVERYWHERE = {"--help", "--version", "--install-completion", "--show-completion"}

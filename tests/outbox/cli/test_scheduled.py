@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.message_id import uuid7
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.message_id import uuid7
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import defer
 from tests.fixtures.relay import insert

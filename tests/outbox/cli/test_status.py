@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outbox.cli.main import main
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.positions import publish
 from tests.fixtures.presence import record_process

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.supervisor import supervise
-from outbox.errors import ConfigError
+from pillarbox.outbox.cli.supervisor import supervise
+from pillarbox.outbox.errors import ConfigError
 from tests.fixtures.processes import ROOT, command_line
 
 
@@ -57,9 +57,9 @@ async def test_a_failing_background_task_stops_the_process_and_is_raised() -> No
 HANGS = """
 import asyncio, os, signal
 from datetime import timedelta
-from outbox.cli import supervisor
-from outbox.events import Event
-from relay.activity import RelayCounts
+from pillarbox.outbox.cli import supervisor
+from pillarbox.outbox.events import Event
+from pillarbox.relay.activity import RelayCounts
 
 supervisor._AFTER_DRAIN = 0.2
 

@@ -5,11 +5,11 @@ import logging
 import pytest
 from psycopg import sql
 
-from outbox.cli.main import main
-from outbox.message_id import moment_of
-from outbox.observability.logging import LogEvents, PrintableFormatter
 from pillarbox import Message, uuid7
-from relay.events import MessageRefused
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.message_id import moment_of
+from pillarbox.outbox.observability.logging import LogEvents, PrintableFormatter
+from pillarbox.relay.events import MessageRefused
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish
 from tests.fixtures.relay import insert

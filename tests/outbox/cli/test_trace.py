@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from outbox.cli.main import main
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.fixtures.family import handle, insert_family
 from tests.fixtures.postgres import Template, new_database

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.cloudevents.fields import from_fields, to_fields
-from outbox.cloudevents.headers import to_headers
-from outbox.lane import Priority
-from outbox.limits import reserved_header
 from pillarbox import InvalidMessageError, Message
+from pillarbox.outbox.cloudevents.fields import from_fields, to_fields
+from pillarbox.outbox.cloudevents.headers import to_headers
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.limits import reserved_header
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 MESSAGES = st.builds(

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from outbox.cloudevents.http import from_request, to_request
-from outbox.errors import InvalidMessageError
-from outbox.testing.samples import TEXTS, differences, full_message
 from pillarbox import Message
+from pillarbox.outbox.cloudevents.http import from_request, to_request
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.testing.samples import TEXTS, differences, full_message
 
 
 def round_trip(message: Message) -> tuple[dict[str, str], Message]:

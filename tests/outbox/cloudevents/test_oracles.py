@@ -17,15 +17,15 @@ from cloudevents.core.v1.event import CloudEvent
 from pika import BasicProperties
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from inbox.webhook import InvalidSignatureError, Verifier
-from outbox.brokers.kafka.connection import PREFIX as KAFKA
-from outbox.brokers.rabbitmq.message import from_delivery, to_properties
-from outbox.cloudevents.headers import from_headers, to_headers
-from outbox.cloudevents.http import from_request, to_request
-from outbox.cloudevents.signature import Secret
-from outbox.message_id import moment_of
-from outbox.testing.samples import TEXTS
 from pillarbox import Message, uuid7
+from pillarbox.inbox.webhook import InvalidSignatureError, Verifier
+from pillarbox.outbox.brokers.kafka.connection import PREFIX as KAFKA
+from pillarbox.outbox.brokers.rabbitmq.message import from_delivery, to_properties
+from pillarbox.outbox.cloudevents.headers import from_headers, to_headers
+from pillarbox.outbox.cloudevents.http import from_request, to_request
+from pillarbox.outbox.cloudevents.signature import Secret
+from pillarbox.outbox.message_id import moment_of
+from pillarbox.outbox.testing.samples import TEXTS
 
 JSON = JSONFormat()
 FULL = Message(

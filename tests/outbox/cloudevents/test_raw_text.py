@@ -5,8 +5,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.cloudevents.fields import unreadable_from_fields
-from outbox.cloudevents.raw_text import bytes_of, payload_of, storable, text_of
+from pillarbox.outbox.cloudevents.fields import unreadable_from_fields
+from pillarbox.outbox.cloudevents.raw_text import (
+    bytes_of,
+    payload_of,
+    storable,
+    text_of,
+)
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.webhook import InvalidSignatureError, Verifier
-from outbox.cloudevents.http import to_request
-from outbox.cloudevents.signature import Secret, read_secrets
-from outbox.errors import ConfigError, InvalidMessageError
 from pillarbox import Message
+from pillarbox.inbox.webhook import InvalidSignatureError, Verifier
+from pillarbox.outbox.cloudevents.http import to_request
+from pillarbox.outbox.cloudevents.signature import Secret, read_secrets
+from pillarbox.outbox.errors import ConfigError, InvalidMessageError
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"

@@ -6,12 +6,12 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.letter import Letter, Status
-from outbox.dead_letters.schedule import RetrySchedule
-from outbox.errors import InvalidMessageError
-from outbox.lane import Priority
 from pillarbox import Message
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.letter import Letter, Status
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule
+from pillarbox.outbox.errors import InvalidMessageError
+from pillarbox.outbox.lane import Priority
 
 
 def letter(message: Message, **changes: Any) -> Letter:

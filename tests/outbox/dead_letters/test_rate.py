@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from outbox.dead_letters.retry import Candidate, Outcome, retry_all
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler
-from outbox.dead_letters.statement import Statement
-from outbox.testing.events import RecordedEvents
 from pillarbox import uuid7
+from pillarbox.outbox.dead_letters.retry import Candidate, Outcome, retry_all
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from pillarbox.outbox.dead_letters.statement import Statement
+from pillarbox.outbox.testing.events import RecordedEvents
 
 
 class Clock:
@@ -35,8 +35,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in ("retry", "schedule"):
-        monkeypatch.setattr(f"outbox.dead_letters.{module}.time", clock)
-        monkeypatch.setattr(f"outbox.dead_letters.{module}.asyncio", clock)
+        monkeypatch.setattr(f"pillarbox.outbox.dead_letters.{module}.time", clock)
+        monkeypatch.setattr(f"pillarbox.outbox.dead_letters.{module}.asyncio", clock)
     return clock
 
 

@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from outbox.dead_letters.statement import Schema
 from pillarbox import Message
+from pillarbox.outbox.dead_letters.statement import Schema
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.sessions import execute
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from outbox.dev import parts as module
-from outbox.dev.parts import Parts
-from outbox.errors import OutboxError
-from outbox.testing.lifetime import is_running
+from pillarbox.outbox.dev import parts as module
+from pillarbox.outbox.dev.parts import Parts
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.testing.lifetime import is_running
 from tests.fixtures.waiting import wait_for
 
 # Prints when it has started, and when it is asked to stop.
@@ -19,7 +19,7 @@ STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.01; done"
 # Starts a process, prints the id of its shell, and is killed.
 OWNER = """
 import asyncio, os, signal
-from outbox.dev.parts import Parts
+from pillarbox.outbox.dev.parts import Parts
 
 async def main():
     async with Parts({}) as parts:

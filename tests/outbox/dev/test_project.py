@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.dev.project import Project
-from outbox.errors import ConfigError
+from pillarbox.outbox.dev.project import Project
+from pillarbox.outbox.errors import ConfigError
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox.dev import server as module
-from outbox.dev.parts import Parts
-from outbox.dev.project import Project
-from outbox.dev.server import Server, choose_server
-from outbox.errors import ConfigError
-from outbox.postgres.connection import conninfo
-from outbox.testing.wheel import wheel_directories
+from pillarbox.outbox.dev import server as module
+from pillarbox.outbox.dev.parts import Parts
+from pillarbox.outbox.dev.project import Project
+from pillarbox.outbox.dev.server import Server, choose_server
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.testing.wheel import wheel_directories
 from tests.fixtures.waiting import wait_for
 
 

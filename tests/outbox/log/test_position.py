@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.rows import TupleRow
 
-from outbox.log.hidden import Floors
-from outbox.log.position import Snapshot
-from outbox.log.reader import LogReader
-from outbox.log.view import ReadView
+from pillarbox.outbox.log.hidden import Floors
+from pillarbox.outbox.log.position import Snapshot
+from pillarbox.outbox.log.reader import LogReader
+from pillarbox.outbox.log.view import ReadView
 
 OLD = Snapshot.parse("10:14:10,12")
 NEW = Snapshot.parse("12:20:12,17")

@@ -7,9 +7,9 @@ models of a log.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from outbox.log.position import NOTHING, Position, Snapshot
-from outbox.log.progress import Day, Progress, Stored
-from outbox.log.window import Place, Window
+from pillarbox.outbox.log.position import NOTHING, Position, Snapshot
+from pillarbox.outbox.log.progress import Day, Progress, Stored
+from pillarbox.outbox.log.window import Place, Window
 
 FIRST, SECOND, THIRD = (
     Day(datetime(2026, 1, day, tzinfo=UTC), datetime(2026, 1, day + 1, tzinfo=UTC))

@@ -5,10 +5,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.log.claims import Claims
-from outbox.log.view import ReadView
-from outbox.postgres.connection import connect, conninfo
-from outbox.postgres.sql_files import load
+from pillarbox.outbox.log.claims import Claims
+from pillarbox.outbox.log.view import ReadView
+from pillarbox.outbox.postgres.connection import connect, conninfo
+from pillarbox.outbox.postgres.sql_files import load
 from tests.plans.test_relay_plans import LIMITS
 
 CLAIM: dict[str, Any] = {

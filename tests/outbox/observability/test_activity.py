@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.events import Event
-from outbox.observability.activity import IDLE_INTERVALS, Activity
-from outbox.testing.events import RecordedEvents
+from pillarbox.outbox.events import Event
+from pillarbox.outbox.observability.activity import IDLE_INTERVALS, Activity
+from pillarbox.outbox.testing.events import RecordedEvents
 
 MINUTE = timedelta(minutes=1)
 

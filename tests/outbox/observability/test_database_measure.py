@@ -11,22 +11,22 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outbox.dead_letters.statement import Schema
-from outbox.errors import ConfigError
-from outbox.observability import database_measure
-from outbox.observability.database_measure import (
+from pillarbox import Message
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability import database_measure
+from pillarbox.outbox.observability.database_measure import (
     CONSUMER,
     RELAY,
     DatabaseMeasure,
     DatabaseMeasured,
     DatabaseNotMeasured,
 )
-from outbox.observability.measures.reading import Scope
-from outbox.observability.measures.tables import Table
-from outbox.observability.overview import read_overview
-from outbox.observability.prometheus import DatabaseMetrics
-from outbox.testing.events import RecordedEvents
-from pillarbox import Message
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.measures.tables import Table
+from pillarbox.outbox.observability.overview import read_overview
+from pillarbox.outbox.observability.prometheus import DatabaseMetrics
+from pillarbox.outbox.testing.events import RecordedEvents
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.pgbouncer import Pooled

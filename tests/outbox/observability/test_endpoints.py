@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from outbox.errors import ConfigError
-from outbox.observability.endpoints import address_of, listen
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability.endpoints import address_of, listen
 
 
 def test_the_address_of_a_socket_can_be_listened_on_again() -> None:

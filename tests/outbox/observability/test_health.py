@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from inbox.events import (
+from pillarbox.inbox.events import (
     ConsumerStarted,
     HandlerDatabaseLost,
     HandlerDatabaseRecovered,
     SourceLost,
     SourceRecovered,
 )
-from outbox.errors import ConfigError
-from outbox.observability import http_server
-from outbox.observability.endpoints import listening
-from outbox.observability.health import Health
-from outbox.observability.http_server import Handler
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability import http_server
+from pillarbox.outbox.observability.endpoints import listening
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.observability.http_server import Handler
 
 STARTED = ConsumerStarted(consumer="billing", topics=())
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.errors import ConfigError
-from outbox.observability import heartbeat
-from outbox.observability.heartbeat import beating
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.observability import heartbeat
+from pillarbox.outbox.observability.heartbeat import beating
 from tests.fixtures.waiting import let_pass, wait_for
 
 LONG_AGO = 1.0

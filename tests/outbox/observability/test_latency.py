@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.observability.latency import LONG, SHORT, Latencies
+from pillarbox.outbox.observability.latency import LONG, SHORT, Latencies
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 AGES = st.lists(

@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 
-from inbox.events import HandlerFailed
-from outbox.events import Event, ProcessMeasured
-from outbox.logs.event_record import trace_id_of
-from outbox.observability.logging import LogEvents, TraceContext
 from pillarbox import uuid7
-from relay.events import (
+from pillarbox.inbox.events import HandlerFailed
+from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.logs.event_record import trace_id_of
+from pillarbox.outbox.observability.logging import LogEvents, TraceContext
+from pillarbox.relay.events import (
     BrokerLost,
     BrokerRecovered,
     LeaseTaken,

@@ -8,9 +8,13 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.administration.connection import AdministrationConnection, administration
-from outbox.lane import Priority
-from outbox.observability.message_life import (
+from pillarbox import Message
+from pillarbox.outbox.administration.connection import (
+    AdministrationConnection,
+    administration,
+)
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.observability.message_life import (
     Found,
     Life,
     State,
@@ -18,7 +22,6 @@ from outbox.observability.message_life import (
     read_lives_of_key,
     read_trace,
 )
-from pillarbox import Message
 from tests.acceptance.relays import as_role
 from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up

@@ -13,15 +13,15 @@ from redis import Redis
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import testing
-from outbox.logs.event_record import trace_id_of
-from outbox.observability.opentelemetry import uninstrument
-from outbox.payload.payload_codec import PayloadCodec
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.samples import TRACEPARENT
-from outbox.tracing import system_of
 from pillarbox import Message, add, uuid7
-from relay.publishers.memory import MemoryPublisher
+from pillarbox.outbox import testing
+from pillarbox.outbox.logs.event_record import trace_id_of
+from pillarbox.outbox.observability.opentelemetry import uninstrument
+from pillarbox.outbox.payload.payload_codec import PayloadCodec
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.samples import TRACEPARENT
+from pillarbox.outbox.tracing import system_of
+from pillarbox.relay.publishers.memory import MemoryPublisher
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
@@ -39,9 +39,9 @@ ROOT = Path(__file__).parents[3]
 ONE = Message("orders.placed", {"secret": 1}, key="a key", tenant="a tenant")
 IMPORTS = """
 import sys
-import inbox, inbox.cli.consume, inbox.webhook, outbox, outbox.cli.main
-import relay, relay.cli
-import outbox.observability.logging, outbox.observability.prometheus
+import pillarbox.inbox, pillarbox.inbox.cli.consume, pillarbox.inbox.webhook, pillarbox.outbox, pillarbox.outbox.cli.main
+import pillarbox.relay, pillarbox.relay.cli
+import pillarbox.outbox.observability.logging, pillarbox.outbox.observability.prometheus
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
 CONSOLE = {

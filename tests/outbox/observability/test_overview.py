@@ -10,13 +10,13 @@ from datetime import UTC, timedelta
 import psycopg
 import pytest
 
-from outbox.administration.doctor import examine_quickly
-from outbox.cli.output import to_json
-from outbox.lane import Priority
-from outbox.observability.measures.reading import Scope
-from outbox.observability.overview import Overview, read_overview
-from outbox.web.overview import backlog_text
 from pillarbox import Message
+from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.cli.output import to_json
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.overview import Overview, read_overview
+from pillarbox.outbox.web.overview import backlog_text
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-from inbox.events import HandlerFailed, StandbyEnded, StandingBy
-from inbox.source import Abilities, Delivery
-from inbox.sources.memory import MemorySource
-from outbox.errors import BrokerUnavailableError
-from outbox.observability.measures.processes import Process, list_processes
-from outbox.observability.presence import PresenceNotRecorded
 from pillarbox import Consumer, Message
-from relay.events import BrokerLost
+from pillarbox.inbox.events import HandlerFailed, StandbyEnded, StandingBy
+from pillarbox.inbox.source import Abilities, Delivery
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.errors import BrokerUnavailableError
+from pillarbox.outbox.observability.measures.processes import Process, list_processes
+from pillarbox.outbox.observability.presence import PresenceNotRecorded
+from pillarbox.relay.events import BrokerLost
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import DRIVERS, NEVER, consuming, is_plain, sessions_by
 from tests.fixtures.consumers import running as running_consumer

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from inbox.consuming.activity import ConsumerCounts
-from inbox.consuming.metrics import ConsumerMetrics
-from inbox.events import DuplicateSkipped, MessageHandled
-from outbox.cli.supervisor import Watching
-from outbox.observability.endpoints import listening
-from outbox.observability.prometheus import (
+from pillarbox.inbox.consuming.activity import ConsumerCounts
+from pillarbox.inbox.consuming.metrics import ConsumerMetrics
+from pillarbox.inbox.events import DuplicateSkipped, MessageHandled
+from pillarbox.outbox.cli.supervisor import Watching
+from pillarbox.outbox.observability.endpoints import listening
+from pillarbox.outbox.observability.prometheus import (
     OTHER,
     DatabaseMetrics,
     LatencyHistogram,
     PrometheusEvents,
     TopicLabels,
 )
-from relay.activity import RelayCounts
-from relay.events import BatchSettled
-from relay.metrics import RelayMetrics
+from pillarbox.relay.activity import RelayCounts
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.metrics import RelayMetrics
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

@@ -3,11 +3,11 @@
 import psycopg
 from sqlalchemy.orm import Session
 
-from inbox.events import MessageHandled
-from outbox.observability.measures.reading import Scope
-from outbox.observability.message_life import read_trace
-from outbox.observability.overview import read_overview
 from pillarbox import Consumer, Message, add
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.outbox.observability.measures.reading import Scope
+from pillarbox.outbox.observability.message_life import read_trace
+from pillarbox.outbox.observability.overview import read_overview
 from tests.fixtures.consumers import running, sessions_of
 from tests.fixtures.waiting import wait_for
 

@@ -11,7 +11,7 @@ from select import select
 
 import pytest
 
-from outbox.observability.standard_error import StandardErrorHandler
+from pillarbox.outbox.observability.standard_error import StandardErrorHandler
 from tests.fixtures.waiting import wait_for
 
 SIZE = 65536
@@ -102,7 +102,7 @@ def test_a_full_disk_costs_only_the_records_that_it_has_no_room_for() -> None:
 def test_a_forked_child_writes_its_records() -> None:
     script = """
 import logging, os
-from outbox.observability.standard_error import StandardErrorHandler
+from pillarbox.outbox.observability.standard_error import StandardErrorHandler
 logging.basicConfig(format="%(message)s", handlers=[StandardErrorHandler()])
 logging.error("the parent")
 logging.getLogger().handlers[0].flush()

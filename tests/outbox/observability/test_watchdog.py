@@ -8,8 +8,8 @@ import threading
 import pytest
 from typing_extensions import override
 
-from outbox.observability import watchdog
-from outbox.observability.watchdog import Watchdog, reporting_blocks
+from pillarbox.outbox.observability import watchdog
+from pillarbox.outbox.observability.watchdog import Watchdog, reporting_blocks
 from tests.fixtures.waiting import wait_for
 
 

@@ -27,11 +27,15 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import TypedDict
 
-from outbox.errors import CodecError, ConfigError, InvalidMessageError
-from outbox.payload import json_codec
-from outbox.payload.asyncapi import document
-from outbox.payload.schema_registry import PayloadError, SchemaRegistry, validator_of
 from pillarbox import Consumer, Message
+from pillarbox.outbox.errors import CodecError, ConfigError, InvalidMessageError
+from pillarbox.outbox.payload import json_codec
+from pillarbox.outbox.payload.asyncapi import document
+from pillarbox.outbox.payload.schema_registry import (
+    PayloadError,
+    SchemaRegistry,
+    validator_of,
+)
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ import pytest
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from outbox.cli.main import main
-from outbox.payload.asyncapi import MessageSchema, compare, document
-from outbox.payload.schema_registry import SchemaRegistry
 from pillarbox import Consumer, Message
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.payload.asyncapi import MessageSchema, compare, document
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
 
 # Of github.com/asyncapi/spec-json-schemas, Apache License 2.0.
 OFFICIAL = Path(__file__).parent / "asyncapi-3.0.0.json.gz"

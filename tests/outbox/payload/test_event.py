@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from outbox.errors import CodecError, ConfigError
-from outbox.payload.schema_registry import SchemaRegistry
-from outbox.testing import added
 from pillarbox import REGISTRY, InvalidMessageError, Message, add, event
+from pillarbox.outbox.errors import CodecError, ConfigError
+from pillarbox.outbox.payload.schema_registry import SchemaRegistry
+from pillarbox.outbox.testing import added
 
 UNCHECKED = SchemaRegistry()
 

@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import to_json
 
-from outbox.errors import CodecError
-from outbox.payload.json_codec import decode, encode
-from outbox.payload.jsonable import jsonable
 from pillarbox import InvalidMessageError, Message
+from pillarbox.outbox.errors import CodecError
+from pillarbox.outbox.payload.json_codec import decode, encode
+from pillarbox.outbox.payload.jsonable import jsonable
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 ID = UUID("01890000-0000-7000-8000-000000000000")

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from typing_extensions import override
 
 from examples.sealed.aes_gcm import AesGcm
-from outbox.errors import CodecError, ConfigError
-from outbox.payload.payload_codec import (
+from pillarbox import Message
+from pillarbox.outbox.errors import CodecError, ConfigError
+from pillarbox.outbox.payload.payload_codec import (
     CODEC_HEADER,
     PayloadCodec,
     decoded,
@@ -19,7 +20,6 @@ from outbox.payload.payload_codec import (
     is_encoded,
     load_codec,
 )
-from pillarbox import Message
 
 SECRET = "the patient's name"
 OLD, NEW = (AESGCM.generate_key(256) for _ in range(2))

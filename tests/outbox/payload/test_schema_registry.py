@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.errors import ConfigError, traceback_of
-from outbox.payload.schema_registry import PayloadError
-from outbox.payload.validators.msgspec import MsgspecValidator
-from outbox.payload.validators.pydantic import PydanticValidator
 from pillarbox import InvalidMessageError, Message, SchemaRegistry
+from pillarbox.outbox.errors import ConfigError, traceback_of
+from pillarbox.outbox.payload.schema_registry import PayloadError
+from pillarbox.outbox.payload.validators.msgspec import MsgspecValidator
+from pillarbox.outbox.payload.validators.pydantic import PydanticValidator
 
 SECRET = "4111-1111"
 

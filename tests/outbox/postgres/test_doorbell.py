@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from outbox.postgres.advisory_lock import Lock
-from outbox.postgres.doorbell import Doorbell
+from pillarbox.outbox.postgres.advisory_lock import Lock
+from pillarbox.outbox.postgres.doorbell import Doorbell
 from tests.fixtures.sessions import execute
 
 ADD = "SELECT outbox.add('t', '{}'::jsonb)"

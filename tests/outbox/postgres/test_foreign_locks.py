@@ -9,8 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from inbox.dead_letters import write
-from inbox.events import (
+from pillarbox import Consumer, DeadLetter, Message, uuid7
+from pillarbox.inbox.dead_letters import write
+from pillarbox.inbox.events import (
     ConsumerStarted,
     DeliveryLanesFree,
     DeliveryLanesWithheld,
@@ -19,13 +20,12 @@ from inbox.events import (
     MessageHandled,
     SourceLost,
 )
-from inbox.sources.memory import MemorySource
-from outbox.cli.main import main
-from outbox.lane import Priority, lane_of
-from outbox.observability.health import Health
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, reader_class
-from pillarbox import Consumer, DeadLetter, Message, uuid7
-from relay.events import (
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.observability.health import Health
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock, reader_class
+from pillarbox.relay.events import (
     LanesFree,
     LanesWithheld,
     LeaseTaken,

@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.errors import DatabaseUnavailableError
-from outbox.lane import PRIORITIES, lanes_of
-from outbox.postgres.advisory_lock import Lock, LockHolder
-from outbox.postgres.connection import Connection, connect
-from outbox.postgres.lease import Lease
 from pillarbox import ConfigError
+from pillarbox.outbox.errors import DatabaseUnavailableError
+from pillarbox.outbox.lane import PRIORITIES, lanes_of
+from pillarbox.outbox.postgres.advisory_lock import Lock, LockHolder
+from pillarbox.outbox.postgres.connection import Connection, connect
+from pillarbox.outbox.postgres.lease import Lease
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import answer_after
 

@@ -9,18 +9,18 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from inbox.sources.postgres import PostgresSource
-from outbox.cli.main import main
-from outbox.dead_letters.criteria import Criteria
-from outbox.errors import DatabaseUnavailableError, PoolerError
-from outbox.postgres import pooler_check as pooler
-from outbox.postgres.connection import conninfo
-from outbox.postgres.pooler_check import refuse_pooler
 from pillarbox import Message
-from relay.dead_letters.retry import PublishingRetrier
-from relay.events import BatchSettled
-from relay.publishers.memory import MemoryPublisher
-from relay.publishers.postgres import PostgresPublisher
+from pillarbox.inbox.sources.postgres import PostgresSource
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.errors import DatabaseUnavailableError, PoolerError
+from pillarbox.outbox.postgres import pooler_check as pooler
+from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publishers.memory import MemoryPublisher
+from pillarbox.relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.pgbouncer import Pooled
 from tests.fixtures.relay import insert, running

@@ -7,13 +7,13 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from outbox.errors import DatabaseUnavailableError, sqlstate_of
-from outbox.postgres.connection import connect
-from outbox.postgres.remedy import remedy_of
-from outbox.testing.lifetime import free_port
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
-from relay.events import DatabaseLost, LeaseTaken
+from pillarbox.outbox.errors import DatabaseUnavailableError, sqlstate_of
+from pillarbox.outbox.postgres.connection import connect
+from pillarbox.outbox.postgres.remedy import remedy_of
+from pillarbox.outbox.testing.lifetime import free_port
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.events import DatabaseLost, LeaseTaken
 from tests.fixtures.passwords import ask_for_passwords, set_password
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import insert, running

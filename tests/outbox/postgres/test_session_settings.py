@@ -9,16 +9,16 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from inbox.events import MessageDeadLettered, MessageHandled
-from inbox.sources.memory import MemorySource
-from outbox.cli.main import main
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.retry import retry_all
-from outbox.postgres.connection import connect, sqlalchemy_url
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, add
-from relay.events import MessageDeadLettered as GivenUp
-from relay.publisher import Acked, Nacked
+from pillarbox.inbox.events import MessageDeadLettered, MessageHandled
+from pillarbox.inbox.sources.memory import MemorySource
+from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.retry import retry_all
+from pillarbox.outbox.postgres.connection import connect, sqlalchemy_url
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.events import MessageDeadLettered as GivenUp
+from pillarbox.relay.publisher import Acked, Nacked
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import find, give_up
 from tests.fixtures.positions import defer, publish

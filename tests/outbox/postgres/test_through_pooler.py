@@ -15,14 +15,14 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 
 import pillarbox
-from inbox.events import MessageHandled
-from inbox.jobs.job import AsyncJob
-from outbox.administration.migrate import migrate
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Consumer, Message, guard, uuid7
-from relay.events import BatchSettled
-from relay.publishers.memory import MemoryPublisher
+from pillarbox.inbox.events import MessageHandled
+from pillarbox.inbox.jobs.job import AsyncJob
+from pillarbox.outbox.administration.migrate import migrate
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing.postgres import PostgresServer
+from pillarbox.relay.events import BatchSettled
+from pillarbox.relay.publishers.memory import MemoryPublisher
 from tests.fixtures import consumers, jobs
 from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.pgbouncer import Pooled, pgbouncer

@@ -1,4 +1,4 @@
-"""`outbox.testing.added` returns the messages added to a session."""
+"""`pillarbox.outbox.testing.added` returns the messages added to a session."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import pillarbox
-from outbox.errors import NotASessionError
-from outbox.postgres.connection import sqlalchemy_url
-from outbox.testing import added
 from pillarbox import Message
+from pillarbox.outbox.errors import NotASessionError
+from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox.outbox.testing import added
 
 A, B, C = (Message(topic, b"") for topic in "abc")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.main import main
+from pillarbox.outbox.cli.main import main
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.web import served
 
@@ -70,7 +70,7 @@ def test_the_server_keeps_its_port_and_stops_while_a_page_is_open(
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [it for it in sys.modules if it.startswith("outbox.web")]:
+    for name in [it for it in sys.modules if it.startswith("pillarbox.outbox.web")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["web"]) == 2

@@ -6,11 +6,11 @@ import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from outbox.dead_letters.statement import Schema
-from outbox.lane import Priority
-from outbox.web.dead_letters import show
-from outbox.web.selection import Selection
 from pillarbox import Message
+from pillarbox.outbox.dead_letters.statement import Schema
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.web.dead_letters import show
+from pillarbox.outbox.web.selection import Selection
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.web import BOB, as_role, browsing
 

@@ -12,11 +12,11 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from outbox.errors import ConfigError
-from outbox.testing.events import RecordedEvents
-from outbox.web import Settings, TokenLogin, Viewer, web_app
-from outbox.web.events import RequestFailed
-from outbox.web.login import read_tokens
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
+from pillarbox.outbox.web.events import RequestFailed
+from pillarbox.outbox.web.login import read_tokens
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import ANN, BOB, TOKENS, as_role, browsing
 
@@ -153,7 +153,7 @@ def test_every_response_has_the_security_headers_and_only_static_files_are_cache
 def test_a_page_has_no_inline_script_or_style_and_needs_no_other_server(
     database_url: str,
 ) -> None:
-    templates = files("outbox.web") / "templates"
+    templates = files("pillarbox.outbox.web") / "templates"
     for template in templates.iterdir():
         text = template.read_text()
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), template
@@ -167,7 +167,7 @@ def test_a_page_has_no_inline_script_or_style_and_needs_no_other_server(
 
 
 def test_style_and_script_together_are_smaller_than_30_kb() -> None:
-    static = files("outbox.web") / "static"
+    static = files("pillarbox.outbox.web") / "static"
     assert sum(len(file.read_bytes()) for file in static.iterdir()) < MOST_BYTES
 
 

@@ -11,8 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from outbox.testing.postgres import PostgresServer
 from pillarbox import Message
+from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.chromium import browser
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.positions import defer

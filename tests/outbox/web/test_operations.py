@@ -10,9 +10,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.postgres.connection import conninfo, sqlalchemy_url
 from pillarbox import Message
-from relay.publishers.memory import MemoryPublisher
+from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
+from pillarbox.relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
@@ -95,7 +95,8 @@ def test_a_retry_publishes_the_messages_of_a_side_and_refuses_one_that_it_cannot
 ) -> None:
     publisher = MemoryPublisher()
     monkeypatch.setattr(
-        "relay.publishers.memory.MemoryPublisher.from_url", lambda _: publisher
+        "pillarbox.relay.publishers.memory.MemoryPublisher.from_url",
+        lambda _: publisher,
     )
     give_up(database_url, Message("a", 1), Message("a", 2))
     give_up(database_url, Message("a", 1), schema="inbox")

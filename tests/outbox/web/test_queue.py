@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from outbox.web import Settings, TokenLogin, web_app
-from outbox.web.database import _MOST, Database
+from pillarbox.outbox.web import Settings, TokenLogin, web_app
+from pillarbox.outbox.web.database import _MOST, Database
 from tests.fixtures.web import ANN, TOKENS
 from tests.fixtures.webhook import served
 

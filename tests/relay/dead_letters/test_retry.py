@@ -8,21 +8,21 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.events import (
+from pillarbox import Message
+from pillarbox.outbox.dead_letters.criteria import Criteria
+from pillarbox.outbox.dead_letters.events import (
     DeadLetterFailed,
     DeadLetterSucceeded,
 )
-from outbox.dead_letters.retry import Outcome, retry_all
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler
-from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
-from outbox.lane import Priority
-from outbox.payload.payload_codec import encoded
-from outbox.testing.events import RecordedEvents
-from pillarbox import Message
-from relay.config import RelayConfig
-from relay.dead_letters.retry import PublishingRetrier
-from relay.publisher import Acked, Confirmation, Nacked
+from pillarbox.outbox.dead_letters.retry import Outcome, retry_all
+from pillarbox.outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from pillarbox.outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from pillarbox.outbox.lane import Priority
+from pillarbox.outbox.payload.payload_codec import encoded
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.config import RelayConfig
+from pillarbox.relay.dead_letters.retry import PublishingRetrier
+from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import find, give_up, states
 from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher

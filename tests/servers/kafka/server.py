@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from outbox.errors import OutboxError
+from pillarbox.outbox.errors import OutboxError
 
 __all__ = ["COMMIT", "PRODUCE", "KafkaCluster", "kafka_cluster"]
 

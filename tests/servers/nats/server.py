@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from outbox.testing.lifetime import private_directory
+from pillarbox.outbox.testing.lifetime import private_directory
 from tests.servers.process import PrivateServer, find_program
 
 __all__ = ["NatsServer", "nats_server"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from outbox.errors import OutboxError
-from outbox.testing.lifetime import free_port, private_directory, watched
+from pillarbox.outbox.errors import OutboxError
+from pillarbox.outbox.testing.lifetime import free_port, private_directory, watched
 from tests.servers.process import PrivateServer, find_program
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]

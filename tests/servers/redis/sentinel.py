@@ -8,7 +8,7 @@ from typing import Final
 from redis import Redis
 from typing_extensions import override
 
-from outbox.testing.lifetime import private_directory
+from pillarbox.outbox.testing.lifetime import private_directory
 from tests.fixtures.waiting import wait_for
 from tests.servers.redis.server import RedisServer, redis_program, redis_server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from outbox.testing.lifetime import private_directory
+from pillarbox.outbox.testing.lifetime import private_directory
 from tests.servers.process import PrivateServer, find_program
 
 __all__ = ["RedisServer", "redis_program", "redis_server"]

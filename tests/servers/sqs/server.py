@@ -14,8 +14,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from outbox.errors import ConfigError
-from outbox.testing.lifetime import private_directory
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.testing.lifetime import private_directory
 from tests.servers.process import PrivateServer
 
 __all__ = ["SqsServer", "sqs_server"]

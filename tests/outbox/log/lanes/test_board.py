@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
-from outbox.log.lanes.board import LaneBoard
-from outbox.log.lanes.lane import Lane
+from pillarbox.outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
+from pillarbox.outbox.log.lanes.board import LaneBoard
+from pillarbox.outbox.log.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
 
 

@@ -10,9 +10,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
-import outbox.log.claim
-from outbox.lane import Priority, lane_of
-from outbox.log.lanes.keys import (
+import pillarbox.outbox.log.claim
+from pillarbox import Message, uuid7
+from pillarbox.outbox.lane import Priority, lane_of
+from pillarbox.outbox.log.lanes.keys import (
     Draining,
     KeyEnd,
     LaneKeys,
@@ -20,11 +21,10 @@ from outbox.log.lanes.keys import (
     WaitingClaim,
     WaitingMessage,
 )
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
-from pillarbox import Message, uuid7
-from relay.events import BatchSettled, MessageDeadLettered
-from relay.publisher import Acked, Nacked
+from pillarbox.outbox.retry import RetryPolicy
+from pillarbox.outbox.testing.events import RecordedEvents
+from pillarbox.relay.events import BatchSettled, MessageDeadLettered
+from pillarbox.relay.publisher import Acked, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     LONG,
@@ -77,7 +77,7 @@ async def wait_until_a_retry_is_settled(events: RecordedEvents) -> None:
 @pytest.fixture(params=[10_000, 48], ids=["at once", "entry by entry"])
 def portions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the log of a lane at once, or one entry with each claim."""
-    monkeypatch.setattr(outbox.log.claim, "_MOST_ENTRIES", request.param)
+    monkeypatch.setattr(pillarbox.outbox.log.claim, "_MOST_ENTRIES", request.param)
 
 
 @pytest.mark.usefixtures("portions")
@@ -121,7 +121,7 @@ def is_held(url: str) -> bool:
 async def test_a_key_is_held_although_its_entries_are_not_read_yet(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox.log.claim, "_MOST_ENTRIES", 48)
+    monkeypatch.setattr(pillarbox.outbox.log.claim, "_MOST_ENTRIES", 48)
     fill_with_blocked_keys(database_url, behind=0)
     insert(database_url, Message("behind", b"", key=f"b{KEYS}"))
     insert(database_url, Message("other", b"", key="other"))
@@ -231,7 +231,7 @@ async def test_a_new_message_overtakes_none_that_did_not_fit_into_the_claim(
 async def test_a_claim_that_fails_halfway_skips_no_message(
     step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(outbox.log.claim._Claim, step)
+    original = getattr(pillarbox.outbox.log.claim._Claim, step)
     failures = iter([False, False, *[True] * 5])
 
     async def fail(*arguments: Any, **more: Any) -> Any:
@@ -247,7 +247,7 @@ async def test_a_claim_that_fails_halfway_skips_no_message(
         for key in range(5)
     ]
     publisher = ScriptedPublisher()
-    monkeypatch.setattr(outbox.log.claim._Claim, step, fail)
+    monkeypatch.setattr(pillarbox.outbox.log.claim._Claim, step, fail)
     async with running(database_url, publisher, batch_size=40, retry=PATIENT):
         insert(database_url, *urgent)
         make_due(database_url)
