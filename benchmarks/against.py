@@ -62,9 +62,8 @@ import sys
 from contextlib import closing
 from importlib import import_module
 import benchmarks.measure
-from benchmarks.__main__ import SERVER_SETTINGS
+from benchmarks.__main__ import SERVER_SETTINGS, postgres_server
 from benchmarks.conditions import Conditions
-from pillarbox.outbox.testing.postgres import postgres_server
 
 question, which = sys.argv[1], int(sys.argv[2])
 module, _, part = question.partition(".")
@@ -100,10 +99,9 @@ import json, sys
 from contextlib import closing
 from dataclasses import asdict
 from importlib import import_module
-from benchmarks.__main__ import SERVER_SETTINGS
+from benchmarks.__main__ import SERVER_SETTINGS, postgres_server
 from benchmarks.conditions import Conditions
 from benchmarks.workload import Workload
-from pillarbox.outbox.testing.postgres import postgres_server
 
 costs = import_module(f"benchmarks.{sys.argv[1]}").costs
 workload = Workload(payload_bytes=int(sys.argv[2]), messages=int(sys.argv[3]))

@@ -7,3 +7,6 @@ this package, start with `consumer`: it fetches from a `source` (implemented in
 long ones as `jobs/`. Messages that may kill the process run alone (`poison/`). Messages
 that can't be handled are stored as `dead_letters/`.
 """
+
+if __name__ == "inbox":
+    raise ImportError("import pillarbox.inbox: as inbox, it would be loaded twice")

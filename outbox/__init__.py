@@ -10,3 +10,6 @@ memory. The subpackages serve the processes: `postgres`, `brokers`, `cloudevents
 `dead_letters` and `observability` are the foundation of `relay` and `inbox`;
 `administration` and `cli` are for their operators; `testing` is for tests.
 """
+
+if __name__ == "outbox":
+    raise ImportError("import pillarbox.outbox: as outbox, it would be loaded twice")

@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 _ARGUMENT: Final = re.compile(
     r"(invalid input for query argument \$\d+[^:]*): .*", re.DOTALL
 )
-_OURS: Final = frozenset({"outbox", "inbox", "relay"})
+_OURS: Final = "pillarbox."
 _SAFE: Final = frozenset(
     {
         "sqlalchemy.TimeoutError",
@@ -323,8 +323,7 @@ def _text_of(error: BaseException, with_text: bool) -> str:
 
 
 def _is_ours(error: BaseException) -> bool:
-    names = (kind.__module__.partition(".")[0] for kind in type(error).__mro__)
-    return not _OURS.isdisjoint(names)
+    return any(kind.__module__.startswith(_OURS) for kind in type(error).__mro__)
 
 
 def _is_silent(error: BaseException) -> bool:

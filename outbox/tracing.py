@@ -3,8 +3,8 @@
 The inbox notes the cause when it records a receipt, and `add` writes it into a header
 of every message of the same transaction.
 
-`pillarbox.outbox.observability.opentelemetry.instrument` sets `tracer`. Code that adds, publishes
-or handles a message checks it, and does nothing more if it is None.
+`pillarbox.outbox.observability.opentelemetry.instrument` sets `tracer`. Code that adds,
+publishes or handles a message checks it, and does nothing more if it is None.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -123,10 +123,10 @@ def add(
 
     They are published if and only if that transaction commits. `add` does no I/O, so
     there is nothing to await: the rows are inserted by the next flush, at the latest by
-    the commit. With `Session(binds=…)`, bind `pillarbox.outbox.schema.message_table`, too. Like
-    the session, `add` is not thread-safe. In the transaction of a receipt, the messages
-    carry the id of the handled message as `causation-id`. If the process is traced,
-    they carry the trace context as `traceparent`.
+    the commit. With `Session(binds=…)`, bind `pillarbox.outbox.schema.message_table`,
+    too. Like the session, `add` is not thread-safe. In the transaction of a receipt,
+    the messages carry the id of the handled message as `causation-id`. If the process
+    is traced, they carry the trace context as `traceparent`.
 
     A session that is closed without a commit, a rollback or an exception loses its
     messages. That is logged, and unless it is an `AsyncSession`, an
@@ -328,8 +328,8 @@ def connection_of(session: Session, subject: str = "the messages") -> Connection
     except UnboundExecutionError as error:
         raise ConfigError(
             "the session has no bind for outbox.message; add one: Session(binds={…, "
-            "pillarbox.outbox.schema.message_table: engine}), with the engine of the tables that "
-            "the same transaction writes"
+            "pillarbox.outbox.schema.message_table: engine}), with the engine of the "
+            "tables that the same transaction writes"
         ) from error
     refuse_autocommit(connection, subject)
     return connection

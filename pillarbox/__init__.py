@@ -3,19 +3,13 @@
     from pillarbox import Consumer, Message, Relay, add, guard, idempotent
 
 Each name is imported from its module when it is first used, so `add` doesn't load the
-consumer. The packages `outbox`, `inbox` and `relay` hold everything else, such as the
-contracts of adapters and `pillarbox.inbox.events`.
-
-Raises:
-    ImportError: a package of the application hides one of those. All three must be
-        pillarbox's own.
+consumer. The packages `pillarbox.outbox`, `pillarbox.inbox` and `pillarbox.relay` hold
+everything else, such as the contracts of adapters and `pillarbox.inbox.events`. In the
+repository, they are links to the folders at its top.
 """
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -133,7 +127,6 @@ _MODULES: Final = {
     "uuid7": "pillarbox.outbox.message_id",
 }
 
-_PACKAGES: Final = ("outbox", "relay", "inbox")
 _FAILED: Final = 2
 
 
@@ -164,23 +157,3 @@ def main() -> int:
     from pillarbox.outbox.cli.main import main as run
 
     return run()
-
-
-def _hidden() -> Iterator[tuple[str, Path, Path]]:
-    """Yield each package of ours that another one hides, with its path and ours."""
-    for name in _PACKAGES:
-        ours = Path(__file__).resolve().parent.parent / name
-        spec = find_spec(name)
-        if spec is None or spec.origin is None or not ours.is_dir():
-            continue
-        origin = Path(spec.origin).resolve()
-        theirs = origin.parent if origin.name == "__init__.py" else origin
-        if theirs != ours:
-            yield name, theirs, ours
-
-
-for _name, _theirs, _ours in _hidden():
-    raise ImportError(
-        f"the package {_name!r} at {_theirs} hides pillarbox's own at {_ours}: rename "
-        f"it, or take {_theirs.parent} from PYTHONPATH"
-    )

@@ -5,3 +5,6 @@ another through `claim`, `publish` and `settle`. `lanes/` tracks which messages 
 claimed, `wakeup` decides when to look for them, and `sweep` does the periodic work.
 `publisher` is the contract with brokers; `publishers/` contains the implementations.
 """
+
+if __name__ == "relay":
+    raise ImportError("import pillarbox.relay: as relay, it would be loaded twice")

@@ -42,10 +42,10 @@ def writers_modules() -> set[str]:
 
 def test_add_loads_the_writers_modules_sqlalchemy_and_no_driver() -> None:
     everything = loaded(ADD)
-    ours = {name for name in everything if name.partition(".")[0] == "outbox"}
-    assert ours == writers_modules() | {"outbox"}
+    ours = {name for name in everything if name.startswith("pillarbox.")}
+    assert ours == writers_modules() | {"pillarbox.outbox"}
     others = everything - loaded("import sqlalchemy")
-    assert packages(others) == {"outbox", "pillarbox", "sqlalchemy"}
+    assert packages(others) == {"pillarbox", "sqlalchemy"}
     assert not {"psycopg", "asyncpg", "sqlalchemy.ext.asyncio"} & everything
 
 

@@ -2,11 +2,14 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.clock.__main__ import DATABASE, LEFT_OUT
@@ -14,7 +17,7 @@ from tests.clock.__main__ import DATABASE, LEFT_OUT
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("outbox", "relay", "inbox")
 SHIPPED = (*PACKAGES, "migrations")
-FOLDERS = (*SHIPPED, "examples", "benchmarks", "tests")
+FOLDERS = (*SHIPPED, "pillarbox", "examples", "benchmarks", "docs", "tests")
 SQL_FILES = sorted(
     chain.from_iterable(
         (ROOT / p / "sql").glob("*.sql") for p in (*PACKAGES, "outbox/log")
@@ -67,6 +70,45 @@ def test_a_folder_can_be_read_at_a_glance(
 @pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
 def test_every_package_has_a_docstring(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield str(node.module)
+
+
+def test_a_package_is_imported_as_pillarboxs_and_never_as_a_folder() -> None:
+    twice = {
+        f"{path}: {name}"
+        for path in files(".py")
+        for name in imported(path)
+        if name.partition(".")[0] in SHIPPED
+    }
+    assert twice == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_imported_from_the_root_is_refused(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {package}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        f"ImportError: import pillarbox.{package}: as {package}, it would be loaded "
+        "twice\n"
+    )
+
+
+def test_the_import_contracts_see_every_module() -> None:
+    ours = [path for path in files(".py") if path.parts[0] in (*SHIPPED, "pillarbox")]
+    assert len(grimp.build_graph("pillarbox").modules) == len(ours)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import tarfile
 from importlib.metadata import EntryPoint, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from tests.install.wheel import MOUNTS, ROOT, build_wheel
+from tests.install.wheel import MOUNTS, ROOT, build, build_wheel, copy_source
 
 SHIPPED = {".py", ".sql", ".typed", ".mako", ".html", ".css", ".js", ".svg"}
 
@@ -17,7 +18,8 @@ ADD_WITHOUT_GREENLET = """
 import sys
 
 sys.modules["greenlet"] = None
-import pillarbox, pillarbox.inbox.cli, pillarbox.inbox.webhook, pillarbox.outbox, pillarbox.outbox.cli, pillarbox.relay, pillarbox.relay.cli
+import pillarbox, pillarbox.inbox.cli, pillarbox.inbox.webhook
+import pillarbox.outbox.cli, pillarbox.relay.cli
 from pillarbox.outbox.errors import NotASessionError
 from pillarbox import Message, add
 from sqlalchemy import create_engine
@@ -41,6 +43,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("built"))
 
 
+def contents(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     in_tree = {
         f"{mount}/{path.relative_to(ROOT / folder)}"
@@ -48,17 +55,36 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in SHIPPED
     }
-    with ZipFile(wheel) as archive:
-        in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert in_wheel == in_tree
+    assert contents(wheel) == in_tree
 
 
-def test_type_checkers_read_every_package_of_the_wheel(wheel: Path) -> None:
-    with ZipFile(wheel) as archive:
-        names = archive.namelist()
-    # PEP 561: a module that isn't in a package can't be typed.
-    for top in {name.partition("/")[0] for name in names if ".dist-info/" not in name}:
-        assert f"{top}/py.typed" in names
+def test_the_wheel_takes_one_name_and_type_checkers_read_it(wheel: Path) -> None:
+    assert {name.partition("/")[0] for name in contents(wheel)} == {"pillarbox"}
+    assert "pillarbox/py.typed" in contents(wheel)
+
+
+def test_the_wheel_of_a_source_distribution_is_the_same(
+    wheel: Path, tmp_path: Path
+) -> None:
+    sdist = build("sdist", copy_source(tmp_path), tmp_path)
+    with tarfile.open(sdist) as archive:
+        assert [it.name for it in archive if not (it.isfile() or it.isdir())] == []
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    into = ["-C", str(unpacked), "--strip-components=1"]
+    subprocess.run(["tar", "-xf", str(sdist), *into], check=True)
+    assert contents(build("wheel", unpacked, tmp_path)) == contents(wheel)
+
+
+def test_a_clone_without_symbolic_links_is_refused(tmp_path: Path) -> None:
+    source = copy_source(tmp_path)
+    link = source / "pillarbox" / "outbox"
+    # What Git makes of it if core.symlinks is false.
+    text = str(link.readlink())
+    link.unlink()
+    link.write_text(text)
+    with pytest.raises(RuntimeError, match=f"{link} is a file.* core.symlinks=true"):
+        build("wheel", source, tmp_path)
 
 
 @pytest.mark.parametrize(

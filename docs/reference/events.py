@@ -16,12 +16,12 @@ PAGE: Final = Path(__file__).parent / "events.md"
 _ROOT: Final = Path(__file__).parent.parent.parent
 _PACKAGES: Final = {
     "relay": "of the relay",
-    "outbox.log": "of the relay, about its lanes, its reader and its database",
+    "outbox/log": "of the relay, about its lanes, its reader and its database",
     "inbox": "of the consumer",
-    "pillarbox.inbox.webhook": "of the webhook endpoint",
-    "pillarbox.outbox.dead_letters": "about dead letters, of relay and consumer",
-    "pillarbox.outbox.observability": "about the database, of the relay that measures it",
-    "pillarbox.outbox.web": "of the page",
+    "inbox/webhook": "of the webhook endpoint",
+    "outbox/dead_letters": "about dead letters, of relay and consumer",
+    "outbox/observability": "about the database, of the relay that measures it",
+    "outbox/web": "of the page",
     "outbox": "of all processes",
 }
 _DEFINITION: Final = re.compile(r"^class \w+\((?:Delivery)?Event\):", re.MULTILINE)
@@ -68,7 +68,8 @@ def events() -> Iterator[type[Event]]:
     for top in ("outbox", "relay", "inbox"):
         for path in sorted((_ROOT / top).rglob("*.py")):
             if _DEFINITION.search(path.read_text(encoding="utf-8")):
-                name = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+                parts = path.relative_to(_ROOT).with_suffix("").parts
+                name = ".".join(("pillarbox", *parts))
                 module = importlib.import_module(name)
                 for value in vars(module).values():
                     if (
@@ -81,8 +82,8 @@ def events() -> Iterator[type[Event]]:
 
 
 def _package_of(event: type[Event]) -> str:
-    module = event.__module__
-    return max((p for p in _PACKAGES if module.startswith(f"{p}.")), key=len)
+    path = event.__module__.removeprefix("pillarbox.").replace(".", "/")
+    return max((p for p in _PACKAGES if path.startswith(f"{p}/")), key=len)
 
 
 def _section(event: type[Event]) -> str:

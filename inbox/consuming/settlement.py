@@ -1,14 +1,14 @@
 """Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
     handled now or before ──▶ ack
-    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `pillarbox.inbox.verdict`)
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt (see `verdict`)
     another exception ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, unreadable ──▶ dead letter, ack
     no handler here, or one for an older schema ──▶ handed back (see `rollout`)
     encoded, and the consumer has no codec ──▶ handed back, and never given up
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
-    started too often before (see `pillarbox.inbox.poison`) ──▶ dead letter, with the last error
+    started too often before (see `poison/`) ──▶ dead letter, with the last error
 
 Meanwhile later messages of the key wait; all others proceed.
 

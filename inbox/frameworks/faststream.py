@@ -25,7 +25,7 @@ try:
     from faststream.response.publish_type import PublishType
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"pillarbox.inbox.frameworks.faststream: {error}; pip install 'pillarbox[faststream]'",
+        f"{__name__}: {error}; pip install 'pillarbox[faststream]'",
         name=error.name,
     ) from error
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker

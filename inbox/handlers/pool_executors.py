@@ -2,7 +2,8 @@
 
 The receipt is the first statement of a block `connection.transaction()`, in which
 psycopg refuses commit() and rollback(). Whatever else a handler does to the transaction
-shows in libpq's state at its end, and in the mark that `pillarbox.inbox.transaction` describes.
+shows in libpq's state at its end, and in the mark that `pillarbox.inbox.transaction`
+describes.
 
 What isn't a handler's runs in sessions, as `pools` describes.
 """

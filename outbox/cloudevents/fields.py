@@ -1,7 +1,7 @@
 """A message as the fields of a stream entry: its headers, and the payload beside them.
 
-The headers are those of `pillarbox.outbox.cloudevents.headers`, with the prefix `ce_`. The
-payload's field has that prefix, too, so that no header can have its name.
+The headers are those of `headers`, with the prefix `ce_`. The payload's field has that
+prefix, too, so that no header can have its name.
 """
 
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ try:
     from opentelemetry.util.types import AttributeValue
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"pillarbox.outbox.observability.opentelemetry: {error}; pip install 'pillarbox[otel]'",
+        f"{__name__}: {error}; pip install 'pillarbox[otel]'",
         name=error.name,
     ) from error
 

@@ -13,11 +13,11 @@ _PARTS: Final = ("leased", "uncovered")
 
 @cache
 def load(package: str, name: str) -> LiteralString:
-    """Read the statement `name` of `outbox`, `relay` or `inbox`.
+    """Read the statement `name` of `outbox`, `outbox/log`, `relay` or `inbox`.
 
     The files are part of the distribution, so their text is as trusted as a literal.
     """
-    file = files(package).joinpath("sql", f"{name}.sql")
+    file = files(f"pillarbox.{package}").joinpath("sql", f"{name}.sql")
     text = file.read_text(encoding="utf-8")
     for part in _PARTS:
         if (mark := f"{{{part}}}") in text:

@@ -117,7 +117,7 @@ def check_imports(extras: list[str]) -> Iterator[str]:
 
 def modules() -> Iterator[str]:
     """Yield the names of all of pillarbox's modules."""
-    found = ["outbox", "relay", "inbox", "pillarbox.outbox.migrations", "pillarbox"]
+    found = ["pillarbox"]
     while found:
         name = found.pop()
         if within(name, NOT_TRIED):

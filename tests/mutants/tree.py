@@ -127,8 +127,6 @@ def tree(seconds: float) -> Iterator[Tree]:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", path, "HEAD"], check=True)
         try:
-            # Where the installed package has them.
-            (path / "outbox" / "migrations").symlink_to("../migrations")
             yield Tree(path, seconds)
         finally:
             subprocess.run([*git, "remove", "--force", path], check=True)

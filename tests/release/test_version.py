@@ -38,8 +38,7 @@ def git(folder: Path, *arguments: str) -> None:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Return a copy of what the wheel is built from."""
-    copy_source(tmp_path / "source")
-    return tmp_path / "source"
+    return copy_source(tmp_path)
 
 
 def test_a_copy_without_git_has_no_version(source: Path, tmp_path: Path) -> None:

@@ -98,6 +98,6 @@ def test_pikas_code_behind_a_private_name_is_as_it_was(name: str) -> None:
     for code, known in CODE[name].items():
         assert digest_of(code) == known, (
             f"pika {pika.__version__} changed {code.__qualname__}, on which "
-            f"{name} in pillarbox.outbox.brokers.rabbitmq.amqp relies: read the difference, run "
-            "tests/brokers/rabbitmq, then write the new digest here"
+            f"{name} in outbox/brokers/rabbitmq/amqp.py relies: read the difference, "
+            "run tests/brokers/rabbitmq, then write the new digest here"
         )

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+import pillarbox
 from pillarbox.outbox.brokers.http import HttpOptions
 from pillarbox.outbox.brokers.nats.settings import NatsSettings
 from pillarbox.outbox.brokers.sqs.connection import SqsSettings
@@ -17,8 +18,11 @@ from pillarbox.relay.publishers.http.settings import HttpSettings
 SECRET = "5ecre7"
 OWN = f"sentinel_password={SECRET}"
 WEBHOOK = "whsec_" + "5ecre7" * 6
-# Part of an application, which takes its URL from the environment when it is imported.
-NEEDS_A_DATABASE = ("pillarbox.inbox.demo.consumers",)
+NOT_IMPORTED = (
+    "pillarbox.inbox.demo.consumers",  # takes its URL from the environment
+    "pillarbox.outbox.migrations",  # run by Alembic
+    *(f"pillarbox.{package}.testing" for package in ("outbox", "relay", "inbox")),
+)
 TELLING = ("url", "password", "secret", "token", "credential", "connection", "dsn")
 SETTINGS: dict[type[object], list[Callable[[], object]]] = {
     NatsSettings: [
@@ -60,18 +64,15 @@ URLS = {
 
 def all_dataclasses() -> list[type[Any]]:
     found = set()
-    for package in ("outbox", "relay", "inbox"):
-        for module in pkgutil.walk_packages(
-            import_module(package).__path__, f"{package}."
-        ):
-            if ".testing" not in module.name and module.name not in NEEDS_A_DATABASE:
-                found |= {
-                    kind
-                    for kind in vars(import_module(module.name)).values()
-                    if isinstance(kind, type)
-                    and (is_dataclass(kind) or hasattr(kind, "_fields"))
-                    and kind.__module__.partition(".")[0] == package
-                }
+    for module in pkgutil.walk_packages(pillarbox.__path__, "pillarbox."):
+        if not module.name.startswith(NOT_IMPORTED):
+            found |= {
+                kind
+                for kind in vars(import_module(module.name)).values()
+                if isinstance(kind, type)
+                and (is_dataclass(kind) or hasattr(kind, "_fields"))
+                and kind.__module__.startswith("pillarbox.")
+            }
     return sorted(found, key=lambda kind: kind.__qualname__)
 
 

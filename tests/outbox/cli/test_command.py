@@ -21,7 +21,7 @@ from typer.main import get_command
 from pillarbox.outbox.cli.command import url_of
 from pillarbox.outbox.cli.main import app, main
 from pillarbox.outbox.errors import ConfigError
-from tests.fixtures.processes import ROOT, command_line
+from tests.fixtures.processes import command_line
 
 VARIABLE = "PILLARBOX_DATABASE_URL"
 URL = "postgresql://relay:secret@db/app"
@@ -299,8 +299,9 @@ def test_help_loads_no_broker_and_no_other_command() -> None:
 
     brokers = {"confluent_kafka", "nats", "pika", "redis", "aiobotocore", "aiohttp"}
     assert not loaded("--help") & {*brokers, "alembic", "pydantic", "pythonjsonlogger"}
-    assert not {"inbox", "pillarbox.outbox.cli.migrate"} & loaded("relay", "--help")
-    assert not {"relay", "pillarbox.outbox.cli.migrate"} & loaded("consume", "--help")
+    migrate = "pillarbox.outbox.cli.migrate"
+    assert not {"pillarbox.inbox", migrate} & loaded("relay", "--help")
+    assert not {"pillarbox.relay", migrate} & loaded("consume", "--help")
 
 
 COMPLETE = """
@@ -333,36 +334,6 @@ def test_bash_completes_commands_options_and_values() -> None:
     }.items():
         program = COMPLETE.format(script=script, words=words)
         assert (words, run("bash", "-c", program)) == (words, f"{offered}\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("outbox", command_line("pillarbox", "--help")),
-        ("relay", [sys.executable, "-c", "from pillarbox import add"]),
-        ("inbox", [sys.executable, "-c", "from pillarbox import add"]),
-    ],
-    ids=lambda it: it if isinstance(it, str) else "",
-)
-def test_an_application_package_that_shadows_ours_is_named(
-    name: str, command: list[str], tmp_path: Path
-) -> None:
-    shadowing = tmp_path / name
-    shadowing.mkdir()
-    (shadowing / "__init__.py").write_text("raise RuntimeError('imported')")
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.endswith(
-        f"ImportError: the package {name!r} at {shadowing} hides pillarbox's own at "
-        f"{ROOT / name}: rename it, or take {tmp_path} from PYTHONPATH\n"
-    )
 
 
 def test_without_typer_the_extra_is_named(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[3]
 ONE = Message("orders.placed", {"secret": 1}, key="a key", tenant="a tenant")
 IMPORTS = """
 import sys
-import pillarbox.inbox, pillarbox.inbox.cli.consume, pillarbox.inbox.webhook, pillarbox.outbox, pillarbox.outbox.cli.main
-import pillarbox.relay, pillarbox.relay.cli
+import pillarbox.inbox.cli.consume, pillarbox.inbox.webhook
+import pillarbox.outbox.cli.main, pillarbox.relay.cli
 import pillarbox.outbox.observability.logging, pillarbox.outbox.observability.prometheus
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
