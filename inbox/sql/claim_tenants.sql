@@ -72,7 +72,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
                           AND EXISTS (SELECT FROM outbox.subscription AS s
                                        WHERE s.reader = %(reader)s
                                          AND outbox.brings(s, m.topic, m.seq, m.xid, %(base)s)))
-                  AND (m.available_at > m.created_at) IS NOT TRUE  -- it goes to the log
+                  AND (m.available_at > now()) IS NOT TRUE
                   AND (m.seq, m.created_at) NOT IN (
                       SELECT unnest(%(seqs)s::bigint[]), unnest(%(moments)s::timestamptz[])
                   )
@@ -91,7 +91,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
 )
 SELECT step, lane, seq, id, created_at, topic, key, tenant, payload, content_type,
        CASE WHEN headers <> '{}'::jsonb THEN headers::text END AS headers, schema_version,
-       NULL AS due_at, NULL AS verdict, NULL AS place,
+       CASE WHEN available_at > created_at THEN available_at END AS due_at, NULL AS verdict, NULL AS place,
        concat_ws('/', pg_catalog.pg_current_snapshot()::text,
                  pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid),
                  coalesce(pg_catalog.pg_sequence_last_value('outbox.message_seq'::pg_catalog.regclass), -1),

@@ -402,6 +402,7 @@ BEGIN
                SELECT m.id, m.created_at, m.seq, m.lane, m.schema_version, m.topic, m.key, m.tenant, m.available_at
                  FROM %1$s AS m
                 WHERE m.topic COLLATE "C" = f.topic AND %2$s
+                  AND (m.available_at IS NULL OR NOT outbox.is_logged('', m.id, m.created_at))  -- nor is it cancelled
                   AND NOT EXISTS (SELECT FROM outbox.subscription AS s
                                    WHERE (s.ended_at IS NULL OR s.ended_at > m.created_at)
                                      AND outbox.includes(s, m.topic, m.seq, m.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
@@ -412,7 +413,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.unrouted_in IS
-    'messages of a partition that no reader gets, nor got before it was dropped; from the partition itself, or from outbox.message';
+    'messages of a partition that no reader gets, nor got before it was dropped, and that are not cancelled; from the partition itself, or from outbox.message';
 
 CREATE FUNCTION outbox.unrouted_messages(at_most integer DEFAULT NULL)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, schema_version integer,
@@ -425,7 +426,7 @@ BEGIN ATOMIC
      WHERE NOT d.detach_pending AND NOT d.is_default
      LIMIT at_most;
 END;
-COMMENT ON FUNCTION outbox.unrouted_messages IS 'messages that no reader gets, found without reading those that one gets';
+COMMENT ON FUNCTION outbox.unrouted_messages IS 'messages that no reader gets and that are not cancelled, found without reading those that one gets';
 
 -- The first position of a message's lane and day that reaches its seq covers it, unless it committed late.
 CREATE VIEW outbox.covered_message AS
@@ -973,6 +974,7 @@ CREATE FUNCTION outbox.cancel(id uuid, reason text DEFAULT NULL, OUT outcome tex
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER {pinned}
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off
+SET plan_cache_mode = force_custom_plan  -- for a few days, so that the transaction locks no other partitions
 AS $body$
 #variable_conflict use_column
 DECLARE
@@ -981,9 +983,8 @@ DECLARE
     v_cancelled integer := 0;
     m outbox.message;
 BEGIN
-    -- Planned for these days alone, so that the transaction locks no other partitions.
-    EXECUTE format('SELECT m.* FROM outbox.message AS m WHERE m.id = $1 AND m.created_at BETWEEN %L AND %L',
-                   v_moment - interval '1 day', v_moment + interval '2 days') INTO m USING cancel.id;
+    SELECT q.* INTO m FROM outbox.message AS q
+     WHERE q.id = cancel.id AND q.created_at BETWEEN v_moment - interval '1 day' AND v_moment + interval '2 days';
     IF m.id IS NULL THEN
         outcome := 'unknown';
         RETURN;
@@ -992,7 +993,8 @@ BEGIN
     -- The clock is read with the lock. It may have been set back: then the log shows who has the message.
     IF m.available_at > greatest(m.created_at, clock_timestamp())
        AND NOT EXISTS (SELECT FROM outbox.deferral AS e
-                        WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader <> '') IS TRUE AND e.cause <> 'scheduled')
+                        WHERE e.id = m.id AND e.created_at = m.created_at AND (e.reader <> '') IS TRUE
+                          AND e.cause <> 'scheduled' AND e.outcome IS DISTINCT FROM 'discarded')
     THEN
         INSERT INTO outbox.deferral (reader, id, created_at, lane, seq, cause, outcome, key, reason, requested_by)
         VALUES ('', m.id, m.created_at, m.lane, m.seq, 'settled', 'cancelled', m.key, cancel.reason, session_user)
@@ -1019,12 +1021,9 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER {pinned}
 AS $body$
 DECLARE
     v_new uuid := outbox.uuid7();
+    v_most interval;
     m outbox.message;
 BEGIN
-    IF (move.available_at <= clock_timestamp() + interval '6 days') IS NOT TRUE THEN
-        RAISE EXCEPTION 'outbox.move: available_at is %, more than 6 days ahead', coalesce(move.available_at::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'nothing was changed; cancel the message, and add it in the application';
-    END IF;
     SELECT c.outcome, c.readers INTO outcome, readers
       FROM outbox.cancel(move.id, concat_ws(': ', 'moved to ' || v_new, move.reason)) AS c;
     IF outcome <> 'cancelled' THEN
@@ -1032,6 +1031,12 @@ BEGIN
     END IF;
     SELECT q.* INTO STRICT m FROM outbox.message AS q JOIN outbox.deferral AS e USING (id, created_at)
      WHERE q.id = move.id AND e.id = move.id AND (e.reader = '') IS TRUE;
+    -- A delay for which the application has accepted the message is one for which receipts are kept.
+    v_most := greatest(m.available_at - m.created_at, interval '6 days');
+    IF (move.available_at <= clock_timestamp() + v_most) IS NOT TRUE THEN
+        RAISE EXCEPTION 'outbox.move: available_at is %, more than % ahead', coalesce(move.available_at::text, 'null'), v_most
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'nothing was changed; cancel the message, and add it in the application';
+    END IF;
     IF m.headers ? 'pillarbox-codec' THEN
         RAISE EXCEPTION 'outbox.move: the payload is encoded, perhaps together with the id, and the new message has another one'
             USING ERRCODE = 'feature_not_supported', HINT = 'nothing was changed; cancel the message, and add it in the application';

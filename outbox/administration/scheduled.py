@@ -8,13 +8,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
+from psycopg.errors import FeatureNotSupported, InvalidParameterValue
 from psycopg.rows import dict_row
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.errors import ConfigError
 from pillarbox.outbox.lane import LANES, PRIORITIES, Priority, lane_of, priority_of
 from pillarbox.outbox.postgres.sql_files import load
+
+_REFUSALS: Final = (FeatureNotSupported, InvalidParameterValue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class Change:
     new_id: UUID | None
 
     @property
-    def is_done(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether no reader gets the message, because of this call or another one."""
         return self.outcome in {"cancelled", "already cancelled"}
 
@@ -125,7 +130,11 @@ def _change(
     id: UUID,
     values: Mapping[str, object],
 ) -> Change:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(load("outbox", statement), {"id": id, **values}).fetchone()
-    assert row is not None
+    try:
+        with connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(load("outbox", statement), {"id": id, **values})
+            (row,) = cursor.fetchall()
+    except _REFUSALS as error:
+        said = error.diag
+        raise ConfigError(f"{said.message_primary}; {said.message_hint}") from error
     return Change(id=id, **row)

@@ -34,7 +34,10 @@ _COLUMNS: Final = ("id", "due in", "topic", "key", "tenant", "priority", "reader
 _TO_READ: Final = "GRANT pillarbox_monitor TO its role"
 _TO_CHANGE: Final = "connect as a member of pillarbox_operator"
 _MOST: Final = 50
-_EPILOG: Final = "Exit status 1: a message is due already, or there is none of this id."
+_EPILOG: Final = (
+    "Exit status 1: a message is due already, or there is none of this id; or one to "
+    "move was cancelled before."
+)
 
 app = new_app(help="List, cancel and move scheduled messages, until they are due.")
 
@@ -85,7 +88,8 @@ def _cancel(
     chosen = [read_id(id) for id in ids]
     with opened(database, "scheduled", rights=_TO_CHANGE) as connection:
         changes = [cancel_message(connection, id, reason or None) for id in chosen]
-    return _show(changes, as_json=json)
+    _show(changes, as_json=json)
+    return 0 if all(it.is_cancelled for it in changes) else 1
 
 
 @command(app, "move", epilog=_EPILOG)
@@ -126,12 +130,12 @@ def _move(
         changes = [
             move_message(connection, id, due_at, reason or None) for id in chosen
         ]
-    return _show(changes, as_json=json)
+    _show(changes, as_json=json)
+    return 0 if all(it.new_id is not None for it in changes) else 1
 
 
-def _show(changes: Sequence[Change], *, as_json: bool) -> int:
+def _show(changes: Sequence[Change], *, as_json: bool) -> None:
     if as_json:
         write_json(changes)
     else:
         write_line(*(it.text for it in changes))
-    return 0 if all(it.is_done for it in changes) else 1

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import groupby, islice
 from operator import attrgetter
@@ -123,9 +123,51 @@ async def claim_batch(
         except RefreshNeededError:
             needs_refresh = True
             continue
+        try:
+            await _withhold_cancelled(connection, batch)
+        except BaseException:
+            # The lanes take the messages for claimed.
+            for lane in lanes:
+                lane.doubt()
+            raise
         if config.codec is not None:
             batch.rows = [decode_row(row, config.codec) for row in batch.rows]
         return batch
+
+
+async def find_cancelled(
+    connection: Connection, rows: Iterable[ClaimedMessage]
+) -> set[Hashable]:
+    """Return the identities of new messages that are due, and cancelled, or may be.
+
+    Args:
+        connection: not in the transaction that has read them, whose snapshot can be
+            older than a cancellation.
+    """
+    due = [row for row in rows if row.waiting is None and row.due_at is not None]
+    if not due:
+        return set()
+    cursor = await connection.execute(
+        load("outbox.log", "find_cancelled"),
+        {
+            "ids": [row.id for row in due],
+            "created_ats": [row.created_at for row in due],
+        },
+    )
+    found = {*await cursor.fetchall()}
+    return {row.identity for row in due if (row.id, row.created_at) in found}
+
+
+async def _withhold_cancelled(connection: Connection, batch: ClaimedBatch) -> None:
+    """Leave them to the search for due messages, as if they weren't due."""
+    rows = [*batch.rows, *[row for row, _ in batch.withheld]]
+    cancelled = await find_cancelled(connection, rows)
+    if cancelled:
+        batch.withheld = [
+            *[one for one in batch.withheld if one[0].identity not in cancelled],
+            *[(row, SCHEDULED) for row in rows if row.identity in cancelled],
+        ]
+        batch.rows = [row for row in batch.rows if row.identity not in cancelled]
 
 
 class _Claim:

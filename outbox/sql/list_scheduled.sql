@@ -23,33 +23,27 @@ WITH found AS (
             LIMIT %(max_rows)s
            ) AS d
      UNION ALL
-    SELECT above.*, p.reader
-      FROM outbox.last_positions() AS p
-     CROSS JOIN LATERAL (
-           SELECT q.id, q.created_at, q.available_at, q.topic, q.key, q.tenant, q.lane
-             FROM outbox.message AS q
+    SELECT m.*
+      FROM (
+           SELECT q.id, q.created_at, q.available_at, q.topic, q.key, q.tenant, q.lane, p.reader
+             FROM outbox.last_positions() AS p
+            CROSS JOIN outbox.message AS q
             WHERE p.last_seq > p.up_to AND q.lane = p.lane AND q.seq > p.up_to AND q.created_at >= p.starts_at AND q.created_at < p.ends_at
-              AND q.available_at > now()
               AND outbox.covers(p.last, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)) IS NOT TRUE
-              AND NOT outbox.is_logged(p.reader, q.id, q.created_at)
+              -- In this order: a backlog is mostly of others.
+              AND CASE WHEN q.available_at > now() THEN NOT outbox.is_logged(p.reader, q.id, q.created_at) END
               AND EXISTS (SELECT FROM outbox.subscription AS s
                            WHERE s.reader = p.reader
                              AND outbox.brings(s, q.topic, q.seq, q.xid, (SELECT max(b.seq) FROM outbox.base AS b)))
-              AND (%(key)s::text IS NULL OR q.key = %(key)s::text)
-              AND (%(topic)s::text IS NULL OR q.topic = %(topic)s::text)
-              AND (%(topic_prefix)s::text IS NULL OR starts_with(q.topic, %(topic_prefix)s::text))
-              AND (%(tenant)s::text IS NULL OR q.tenant = %(tenant)s::text)
-           ) AS above
-     WHERE p.lane = ANY (%(lanes)s::smallint[])
-     UNION ALL
-    SELECT n.id, n.created_at, n.available_at, n.topic, n.key, n.tenant, n.lane, NULL
-      FROM outbox.unrouted_messages() AS n
-     WHERE n.available_at > now() AND n.lane = ANY (%(lanes)s::smallint[])
-       AND NOT outbox.is_logged('', n.id, n.created_at)
-       AND (%(key)s::text IS NULL OR n.key = %(key)s::text)
-       AND (%(topic)s::text IS NULL OR n.topic = %(topic)s::text)
-       AND (%(topic_prefix)s::text IS NULL OR starts_with(n.topic, %(topic_prefix)s::text))
-       AND (%(tenant)s::text IS NULL OR n.tenant = %(tenant)s::text)
+            UNION ALL
+           SELECT n.id, n.created_at, n.available_at, n.topic, n.key, n.tenant, n.lane, NULL
+             FROM outbox.unrouted_messages() AS n
+           ) AS m
+     WHERE m.available_at > now() AND m.lane = ANY (%(lanes)s::smallint[])
+       AND (%(key)s::text IS NULL OR m.key = %(key)s::text)
+       AND (%(topic)s::text IS NULL OR m.topic = %(topic)s::text)
+       AND (%(topic_prefix)s::text IS NULL OR starts_with(m.topic, %(topic_prefix)s::text))
+       AND (%(tenant)s::text IS NULL OR m.tenant = %(tenant)s::text)
 )
 SELECT f.id, f.created_at, min(f.due_at) AS due_at, f.topic, f.key, f.tenant, f.lane,
        coalesce(array_agg(DISTINCT f.reader) FILTER (WHERE f.reader IS NOT NULL), '{}') AS readers

@@ -1,6 +1,5 @@
 """Scheduled messages: list those that aren't due, cancel them, and move them."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -39,7 +38,8 @@ def read_page(
 async def cancel(request: Request) -> Response:
     """Cancel a scheduled message."""
     id, reason, _ = await _asked(request)
-    return await _change(request, lambda it: cancel_message(it, id, reason))
+    done = await frame_of(request).store.run(lambda it: cancel_message(it, id, reason))
+    return _show(request, done, is_done=done.is_cancelled)
 
 
 async def move(request: Request) -> Response:
@@ -54,7 +54,10 @@ async def move(request: Request) -> Response:
         ) from None
     if due_at < datetime.now(UTC):
         raise ConfigError(f"move to {to} UTC: is past; choose a later time")
-    return await _change(request, lambda it: move_message(it, id, due_at, reason))
+    done = await frame_of(request).store.run(
+        lambda it: move_message(it, id, due_at, reason)
+    )
+    return _show(request, done, is_done=done.new_id is not None)
 
 
 async def _asked(request: Request) -> tuple[UUID, str, str]:
@@ -66,11 +69,8 @@ async def _asked(request: Request) -> tuple[UUID, str, str]:
     return read_id(form.get("id", "")), reason, form.get("to", "")
 
 
-async def _change(
-    request: Request, change: Callable[[AdministrationConnection], Change]
-) -> Response:
-    done = await frame_of(request).store.run(change)
-    if not done.is_done:
+def _show(request: Request, done: Change, *, is_done: bool) -> Response:
+    if not is_done:
         raise ConfigError(done.text)
     return RedirectResponse(
         f"{base_of(request)}/message?id={done.new_id or done.id}", 303

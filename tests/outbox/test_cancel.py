@@ -44,6 +44,11 @@ from tests.outbox.test_add_on_connection import KINDS, connected, finish
 
 LATER: Final = timedelta(hours=1)
 STATE: Final = "SELECT state, last_error FROM outbox.message_status"
+UNROUTED: Final = "SELECT id FROM outbox.unrouted_messages()"
+UNSETTLED_OF_DAYS: Final = """
+SELECT u.id FROM outbox.partitions('outbox.message') AS p,
+       outbox.unsettled_messages(p.partition, p.starts_at, p.ends_at) AS u
+"""
 UNSETTLED: Final = "SELECT count(*) FROM outbox.unsettled_message"
 
 
@@ -170,6 +175,25 @@ def test_a_message_that_nobody_gets_is_told_too_late_for_no_reader(
     with psycopg.connect(conninfo(unread_database_url)) as connection:
         assert cancel(connection, message.id) == TooLate({})
         assert cancel(connection, later.id) == Cancelled()
+    for query in (UNROUTED, UNSETTLED_OF_DAYS):
+        assert execute(unread_database_url, query) == [(message.id,)]
+
+
+def test_a_reader_that_was_dropped_and_has_returned_makes_no_message_late(
+    database_url: str,
+) -> None:
+    message = scheduled()
+    insert(database_url, message)
+    execute(
+        database_url,
+        """
+        INSERT INTO outbox.deferral
+               (reader, id, created_at, lane, seq, cause, outcome, reason)
+        SELECT 'other', id, created_at, lane, seq, 'settled', 'discarded', 'dropped'
+          FROM outbox.message
+        """,
+    )
+    assert cancelled(database_url, message) == "cancelled"
 
 
 def test_the_clock_was_set_back_after_a_message_was_published(
@@ -360,6 +384,19 @@ def test_a_moved_message_has_its_content_another_id_and_another_time(
     insert(database_url, due)
     assert move(database_url, due.id, at) == ("too late", None)
     assert move(database_url, uuid7(), at) == ("unknown", None)
+
+
+def test_a_message_is_moved_as_far_ahead_as_the_application_has_scheduled_it(
+    database_url: str,
+) -> None:
+    insert(database_url, scheduled())
+    far = "UPDATE outbox.message SET available_at = created_at + interval '20 days'"
+    execute(database_url, far)
+    ((id,),) = execute(database_url, "SELECT id FROM outbox.message")
+    with pytest.raises(psycopg.Error, match="more than 20 days ahead"):
+        move(database_url, id, datetime.now(UTC) + timedelta(days=21))
+    outcome, new_id = move(database_url, id, datetime.now(UTC) + timedelta(days=19))
+    assert (outcome, new_id is None) == ("cancelled", False)
 
 
 def test_what_can_not_be_moved_stays_as_it_is(database_url: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -10,15 +11,18 @@ import pytest
 
 from pillarbox import Cancelled, Message, TooLate, cancel
 from pillarbox.outbox.administration.connection import administration
-from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox.outbox.log.claim import claim_batch
+from pillarbox.outbox.postgres.connection import connect, conninfo
+from pillarbox.relay.config import RelayConfig
 from pillarbox.relay.events import BatchSettled
 from pillarbox.relay.publisher import Nacked
 from pillarbox.relay.replay import ReplayCriteria, replay_published
-from tests.fixtures.positions import publish
+from tests.fixtures.positions import defer, publish
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import PATIENT, insert, running
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
+from tests.relay.test_claim import board_of_all_lanes, claim
 from tests.relay.test_readers import add as add_reader
 from tests.relay.test_readers import relay_of
 
@@ -78,6 +82,92 @@ async def test_a_cancelled_message_is_not_published_when_it_is_due(
 
     assert publisher.topics() == ["next"], "its key goes on"
     assert cancelled(database_url, message) == Cancelled()
+
+
+async def test_what_fell_due_while_no_relay_ran_keeps_the_order_of_its_key(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher()
+    insert(
+        database_url,
+        soon("first", seconds=0.3, key="k"),
+        Message("second", b"", key="k"),
+        soon("third", seconds=0.3, key="k"),
+        Message("fourth", b"", key="k"),
+    )
+    await until(database_url, IS_DUE, [(True,)])
+    async with running(database_url, publisher):
+        await publisher.until_acked(4)
+    assert publisher.topics() == ["first", "second", "third", "fourth"]
+    assert execute(database_url, "SELECT count(*) FROM outbox.deferral") == [(0,)]
+
+
+@pytest.mark.parametrize("what", ["blocked", "too large"])
+async def test_a_cancelled_message_is_ended_even_if_its_first_claim_withholds_it(
+    database_url: str, what: str
+) -> None:
+    refused = Message("refused", b"", key="k")
+    insert(database_url, refused)
+    defer(database_url, "refused", seconds=2)
+    message = replace(soon(seconds=0.3, key="k"), payload=b"x" * 2000)
+    insert(database_url, message)
+    assert cancelled(database_url, message) == Cancelled()
+    await until(database_url, IS_DUE, [(True,)])
+    publisher, limit = ScriptedPublisher(), 1000 if what == "too large" else 3000
+    async with running(database_url, publisher, max_payload_bytes=limit):
+        await ended_at(database_url, message, "main")
+        await publisher.until_acked(1)
+    assert publisher.topics() == ["refused"]
+    assert execute(database_url, ENTRIES, [message.id]) == [
+        ("", "settled", "cancelled"),
+        ("main", "scheduled", None),
+        ("main", "settled", "cancelled"),
+    ]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_first_claim_holds_what_a_transaction_may_cancel(
+    database_url: str, end: str
+) -> None:
+    message, publisher = soon(seconds=0.5, key="k"), ScriptedPublisher()
+    insert(database_url, message, Message("next", b"", key="k"))
+    with psycopg.connect(conninfo(database_url)) as connection:
+        assert cancel(connection, message.id) == Cancelled()
+        await until(database_url, IS_DUE, [(True,)])
+        async with running(database_url, publisher):
+            await publisher.until_acked(1)
+            waits = [("main", "scheduled", None)]
+            await until(database_url, ENTRIES, waits, message.id)
+            getattr(connection, end)()
+            if end == "commit":
+                await ended_at(database_url, message, "main")
+            else:
+                await publisher.until_acked(2)
+    published = ["next"] if end == "commit" else ["next", "soon"]
+    assert publisher.topics() == published
+
+
+async def test_a_claim_that_can_not_ask_is_as_if_it_had_not_been(
+    database_url: str,
+) -> None:
+    message = soon(seconds=0.3)
+    insert(database_url, message)
+    await until(database_url, IS_DUE, [(True,)])
+    ((definition,),) = execute(
+        database_url, "SELECT pg_get_functiondef('outbox.due_cause'::regproc)"
+    )
+    execute(database_url, definition.replace("IF NOT (", "PERFORM 1 / 0; IF NOT ("))
+    board = board_of_all_lanes()
+    async with await connect(database_url, application_name="test") as connection:
+        lanes = board.pick()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await claim_batch(connection, board, lanes, RelayConfig())
+        assert {lane.progress for lane in lanes} == {None}
+        execute(database_url, definition)
+        board.put_back(lanes)
+        board.wake(refresh=True)
+        batch = await claim(connection, board)
+    assert [row.id for row in batch.rows] == [message.id]
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

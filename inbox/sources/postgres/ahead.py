@@ -22,7 +22,7 @@ from pillarbox.inbox.sources.postgres.handover import TenantSearch, TenantsFound
 from pillarbox.inbox.sources.postgres.held_message import HeldMessage
 from pillarbox.inbox.sources.postgres.window_lane import WindowLane
 from pillarbox.outbox.array_literal import plain_array
-from pillarbox.outbox.log.claim import ClaimedRow, decode_row, read_row
+from pillarbox.outbox.log.claim import ClaimedRow, decode_row, find_cancelled, read_row
 from pillarbox.outbox.log.config import ReadingConfig
 from pillarbox.outbox.log.hidden import Floors
 from pillarbox.outbox.log.lanes.batch import ClaimedBatch
@@ -75,6 +75,8 @@ class Searches:
         rows = [row for _, row in found if row.id is not None]
         config, now = self._config, time.monotonic()
         messages = [read_row(row, config) for row in rows]
+        cancelled = await find_cancelled(connection, messages)
+        messages = [row for row in messages if row.identity not in cancelled]
         if config.codec is not None:
             messages = [decode_row(row, config.codec) for row in messages]
         handed: list[HeldMessage] = []

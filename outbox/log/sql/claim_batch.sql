@@ -1,6 +1,6 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
 -- Takes: what leased.sql and uncovered.sql of outbox/log take; reader, gets_all (whether the reader has got everything since it began), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
--- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null), verdict (null: loaded, scheduled: for a time after its creation, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created, or it is not due), verdict (null: loaded, scheduled: not due yet, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 -- It reads the reader's topics itself: another process can add topics whenever it likes.
 -- Oldest and newest are literals, so that the prepared plan is for their partitions only.
@@ -14,7 +14,7 @@ SELECT lane, seq, id, created_at,
        -- Most have none: a null costs the client nothing.
        CASE WHEN loaded AND headers <> '{}'::jsonb THEN headers::text END AS headers,
        schema_version,
-       NULL AS due_at,
+       CASE WHEN NOT early AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
             CASE WHEN other THEN 'other' WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next' ELSE 'aside' END END AS verdict,
        place,
@@ -49,9 +49,8 @@ SELECT lane, seq, id, created_at,
                     ) AS leased
                    CROSS JOIN LATERAL (
                        SELECT m.lane, m.seq, m.id, m.created_at, m.topic, m.key, m.tenant,
-                              m.content_type, m.schema_version, m.headers, m.payload,
-                              -- Even if it is due by now: it may be cancelled, which find_due.sql finds out.
-                              coalesce(m.available_at > m.created_at, false) AS early,
+                              m.content_type, m.schema_version, m.headers, m.payload, m.available_at,
+                              coalesce(m.available_at > now(), false) AS early,
                               -- First the topics in whole or in part, which leaves few rows to the subscriptions.
                               CASE WHEN NOT %(gets_all)s
                                    THEN (m.topic ^@ ANY (ARRAY(SELECT rtrim(s.topic, '*') FROM outbox.subscription AS s WHERE s.reader = %(reader)s))

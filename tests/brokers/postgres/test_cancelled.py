@@ -21,6 +21,8 @@ pytestmark = pytest.mark.timeout(180)
 
 OUTCOMES = "SELECT outcome FROM outbox.deferral WHERE id = %s AND reader = 'billing'"
 
+IS_DUE = "SELECT now() > max(available_at) FROM outbox.message"
+
 
 def soon(topic: str, key: str, tenant: str | None, seconds: float) -> Message:
     due_at = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -54,8 +56,12 @@ async def test_what_was_cancelled_is_ended_and_the_rest_of_its_key_is_delivered(
         with psycopg.connect(conninfo(database_url)) as connection:
             return cancel(connection, withdrawn.id)
 
+    def are_due() -> bool:
+        return execute(database_url, IS_DUE) == [(True,)]
+
     if not is_claimed:
         assert withdraw() == Cancelled()
+        await asyncio.to_thread(wait_for, "both are due", are_due)
     topics: list[str] = []
     async with source, asyncio.timeout(120):
         if is_claimed:
@@ -74,4 +80,4 @@ async def test_what_was_cancelled_is_ended_and_the_rest_of_its_key_is_delivered(
             "it is ended",
             lambda: ("cancelled",) in execute(database_url, OUTCOMES, [withdrawn.id]),
         )
-    assert topics == ["t.now", "t.kept"]
+    assert topics == (["t.now", "t.kept"] if is_claimed else ["t.kept", "t.now"])

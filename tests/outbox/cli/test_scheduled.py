@@ -131,7 +131,7 @@ def test_a_message_is_moved_and_nothing_is_changed_if_it_can_not_be(
     (_, (new, state)) = execute(database_url, STATES)
     said = f"{id} is cancelled, and {new} has its content\n"
     assert (capsys.readouterr().out, state) == (said, "scheduled")
-    assert change(database_url, "move", id, "--in", "2h") == 0
+    assert change(database_url, "move", id, "--in", "2h") == 1
     assert "nothing was changed" in capsys.readouterr().out
     assert change(database_url, "move", str(new), "--in", "0s") == 0
     assert [state for _, state in execute(database_url, STATES)] == [

@@ -38,11 +38,17 @@ def test_a_message_is_cancelled_and_who_asked_is_recorded(database_url: str) -> 
         assert "/scheduled/cancel" not in browser.get("/scheduled"), "read-only access"
     with browsing(as_role(database_url, "pillarbox_web")) as browser:
         browser.get("/scheduled")
+        browser.post("/scheduled/move", id=id, why="", to="2999-01-01T00:00")
+        assert browser.status == 400
+        assert "more than 6 days ahead; nothing was changed" in shown(browser.text)
+        browser.get("/scheduled")
         browser.post("/scheduled/cancel", id=id, why="withdrawn")
         assert browser.status == 200
         browser.get("/scheduled")
-        browser.post("/scheduled/move", id=id, why="", to="2999-01-01T00:00")
-        assert browser.status == 503, "more than 6 days ahead"
+        browser.post("/scheduled/move", id=id, why="", to=f"{DUE:%Y-%m-%dT%H:%M}")
+        assert browser.status == 400
+        assert "was cancelled before: nothing was changed" in shown(browser.text)
+        browser.get("/scheduled")
         browser.post("/scheduled/cancel", id="7")
         assert browser.status == 400
         text = shown(browser.get(f"/message?id={id}"))
