@@ -41,7 +41,7 @@ MODULE = "benchmarks.shards"
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     messages = conditions.size(5_000, quick=2_000)
-    for name in ("redis", "nats"):
+    for name in ("redis", "nats", "rabbitmq"):
         variants = [
             Variant(
                 label=f"{shards} shards",
@@ -76,10 +76,9 @@ def rate(conditions: Conditions, name: str, shards: int, messages: int) -> float
         connection.execute("SET synchronous_commit = off")
         connection.execute(TABLE)
         sharded = f"{broker_url}?shards={shards}"
-        programs = [(RELAY, sharded), *[(REPLICA, broker_url)] * REPLICAS]
-        for program, broker in programs:
+        for program in (RELAY, *[REPLICA] * REPLICAS):
             stack.enter_context(
-                process(program, url, broker, counted=False, module=MODULE)
+                process(program, url, sharded, counted=False, module=MODULE)
             )
         way = OnTheirWay(connection, {})
         way.warm_up()

@@ -32,11 +32,11 @@ from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
 
 _STREAM: Final = "NUMBERS"
-# Includes delivered messages that are unacked, which AMQP doesn't report.
+# Of the queue and its shards; includes delivered messages that are unacked, which AMQP
+# doesn't report.
 _WAITING_IN_RABBITMQ: Final = (
-    f'Name = rabbit_misc:r(<<"/">>, queue, <<"{NAME}">>),'
-    " {ok, Queue} = rabbit_amqqueue:lookup(Name),"
-    " [{messages, Count}] = rabbit_amqqueue:info(Queue, [messages]), Count."
+    'lists:sum([Count || Queue <- rabbit_amqqueue:list(<<"/">>),'
+    " {messages, Count} <- rabbit_amqqueue:info(Queue, [messages])])."
 )
 # A counter that died leaves its Kafka partitions to the others after the session.
 QUICK: Final = "session.timeout.ms=2000&heartbeat.interval.ms=200"

@@ -19,6 +19,7 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
+from tests.fixtures.processes import RunningProcess
 from tests.fixtures.urls import with_options
 from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
@@ -144,7 +145,7 @@ def test_consumers_handle_each_message_once_and_in_order_whatever_happens(
     counters.expect_each_once(writer.numbers())
 
 
-@pytest.mark.parametrize("kind", ["nats", "redis"])
+@pytest.mark.parametrize("kind", ["nats", "redis", "rabbitmq"])
 def test_consumers_do_so_too_while_the_number_of_shards_changes(
     kind: str,
     scale: Scale,
@@ -155,23 +156,37 @@ def test_consumers_do_so_too_while_the_number_of_shards_changes(
     inspection: Inspection,
     migrated_server: PostgresServer,
 ) -> None:
-    layouts = cycle((8, 3, 1))
+    lease = SHORT_LEASES.get(kind, {})
+    urls = (with_options(broker.url, shards=n, **lease) for n in cycle((8, 3, 1)))
     counters.start(broker.url).terminate()
+    broker.write()
     publishing = [relays.start(broker.url, *OPTIONS)]
+    consumed = broker.url
 
-    def change_shards() -> None:
-        url = with_options(broker.url, shards=next(layouts))
-        publishing.append(relays.start(url, *OPTIONS, "--switch-broker"))
+    def begin() -> RunningProcess:
+        return counters.start_without_waiting(consumed, CLUMSY)
+
+    def change_relay() -> None:
+        publishing.append(relays.start(next(urls), *OPTIONS, "--switch-broker"))
         publishing.pop(0).terminate()
 
-    change_shards()
-    chaos = Chaos(
-        scale,
-        [partial(counters.start_without_waiting, broker.url, CLUMSY)],
-        migrated_server,
-        writer,
-        more={"shards": change_shards},
-    )
+    def deploy_consumers() -> None:
+        nonlocal consumed
+        consumed = next(urls)
+        chaos.replace_all(begin)
+
+    def restart_broker() -> None:
+        broker.write()
+        broker.kill()
+        broker.start()
+
+    if kind == "rabbitmq":  # whose consumers have the number of shards
+        consumed = next(urls)
+        faults = {"shards": deploy_consumers, "broker": restart_broker}
+    else:
+        change_relay()
+        faults = {"shards": change_relay}
+    chaos = Chaos(scale, [begin], migrated_server, writer, more=faults)
     try:
         chaos.run(counters.count)
         counters.wait_for_count(writer.added)

@@ -12,7 +12,15 @@ from pillarbox.outbox.lane import Priority
 from tests.fixtures.adapters import Adapters, adapters_of
 from tests.fixtures.consumers import consuming
 
-READ_AHEAD = ("memory", "redis", "rabbitmq", "nats", "kafka", "postgres")
+READ_AHEAD = (
+    "memory",
+    "redis",
+    "rabbitmq",
+    "rabbitmq in shards",
+    "nats",
+    "kafka",
+    "postgres",
+)
 BULK = 5000
 URGENT = 10
 BATCH = 500

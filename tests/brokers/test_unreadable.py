@@ -4,6 +4,8 @@ import json
 import struct
 from uuid import uuid4
 
+import pytest
+
 from pillarbox.inbox.sources.nats import NatsSource
 from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
 from pillarbox.inbox.sources.sqs import SqsSource
@@ -50,12 +52,12 @@ def nested(depth: int) -> bytes:
     return table
 
 
+@pytest.mark.parametrize("shards", [1, 3])
 async def test_rabbitmq_messages_that_the_client_cannot_read_are_dead_lettered(
-    database_url: str, rabbitmq_url: str
+    database_url: str, rabbitmq_url: str, shards: int
 ) -> None:
-    source = RabbitMQSource(
-        rabbitmq_url, consumer=f"billing-{uuid4().hex}", topics=["orders.*"]
-    )
+    url = f"{rabbitmq_url}&shards={shards}"
+    source = RabbitMQSource(url, consumer=f"billing-{uuid4().hex}", topics=["orders.*"])
     routing_keys = [b"orders.\xff", b"orders.\0"]
     too_deep = nested(10_000)
     time_in_ms = b"\x01tT" + struct.pack(">Q", 1_700_000_000_000)

@@ -44,7 +44,8 @@ class QueueConfig:
     Attributes:
         name: the name of the queue.
         exchange: the exchange that it is bound to.
-        topics: the topics it is bound to, each exact or a prefix followed by `*`.
+        topics: the topics it is bound to, each exact or a prefix followed by `*`;
+            without topics, it is left as it is bound.
         classic: create a classic queue instead of a quorum queue.
         member: an id of the handlers' database, for the consumer's tag.
         single: only one replica at a time receives messages; when it leaves, another
@@ -99,8 +100,11 @@ class Queue:
     Acks are batched: those of an unbroken run from the oldest delivery are sent as one.
 
     Attributes:
-        consuming: whether it receives deliveries.
+        consuming: whether it receives deliveries, and they are wanted.
         limited: whether RabbitMQ may drop messages that are returned to this queue.
+        begun: how many deliveries handlers have, for whoever counts them.
+        marker: what was published to find the end of the queue, and `is_at_end`:
+            whether that has arrived.
     """
 
     def __init__(
@@ -108,8 +112,11 @@ class Queue:
     ) -> None:
         self.consuming = False
         self.limited = False
-        self._link = link
         self._channel = channel
+        self.begun = 0
+        self.marker = ""
+        self.is_at_end = False
+        self._link = link
         self._config = config
         self._unacked: dict[int, None] = {}
         self._acked: set[int] = set()
@@ -126,8 +133,12 @@ class Queue:
             ConfigError: something is missing and the user lacks the privilege to create
                 it, or the queue exists with another setting of single active consumer.
         """
-        limited = await _declare(link, config)
-        channel = await link.channel_with_exchange(config.exchange)
+        limited = await declare(link, config)
+        channel = await (
+            link.channel_with_exchange(config.exchange)
+            if config.topics
+            else link.channel()
+        )
         for topic in config.topics:
             try:
                 await channel.ask(
@@ -164,6 +175,16 @@ class Queue:
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the channel is lost."""
         self._channel.closed.add_done_callback(lambda _: callback())
+
+    @property
+    def channel(self) -> Channel:
+        """The channel."""
+        return self._channel
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all deliveries are settled."""
+        return not self._unacked
 
     async def take_turn(self) -> bool:
         """Return whether to consume, because nobody else does or is about to.
@@ -282,7 +303,7 @@ class Queue:
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
-async def _declare(link: AmqpConnection, config: QueueConfig) -> bool:
+async def declare(link: AmqpConnection, config: QueueConfig) -> bool:
     """Create the queue if it is missing; return whether it limits deliveries."""
     limited = False
     arguments = config.arguments(link.server_version)

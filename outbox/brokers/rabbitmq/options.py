@@ -83,6 +83,12 @@ class RabbitMQOptions(BrokerOptions):
         side="consumer",
         help="the type of a queue that is created",
     )
+    shards: int = option(
+        Form.number(1, 16),
+        1,
+        side="consumer",
+        help="into how many shards the queue is divided, for as many replicas",
+    )
     single_active_consumer: bool = option(
         Form.flag(),
         False,

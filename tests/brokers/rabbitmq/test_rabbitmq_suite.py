@@ -68,7 +68,7 @@ class RabbitMQSourceCase(ProxiedUrl, SourceSettling):
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
         )
-        if self.capabilities.shares:
+        if self.capabilities.shares and "shards" not in self.options:
             source.abilities.share()
         return source
 
@@ -131,6 +131,13 @@ class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):
 
 class TestRabbitMQSourceThatShares(RabbitMQOutageCase):
     capabilities = SourceCapabilities()
+
+
+class TestRabbitMQSourceInShards(RabbitMQOutageCase, SourceSuite):
+    capabilities = SourceCapabilities(
+        hands_back=False, joins_quietly=False, reads_ahead=True
+    )
+    options = "&shards=3"
 
 
 class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
