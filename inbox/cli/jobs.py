@@ -110,7 +110,7 @@ def cancel(
         warn(
             f"consumer {name!r} has no job for it yet; if its handler is no job, it "
             "handles the message anyway; if it is scheduled, pillarbox scheduled "
-            f"cancel {message_id} cancels it for all consumers"
+            "cancel with the same id cancels it for all consumers"
         )
     return 0
 

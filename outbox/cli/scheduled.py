@@ -28,6 +28,7 @@ from pillarbox.outbox.cli.command import (
 from pillarbox.outbox.cli.output import write_json, write_line, write_table
 from pillarbox.outbox.duration import read_moment
 from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.printable import for_shell
 from pillarbox.outbox.observability.message_life import read_id
 
 _COLUMNS: Final = ("id", "due in", "topic", "key", "tenant", "priority", "readers")
@@ -124,7 +125,7 @@ def _move(
         read_moment("--to", to) if to is not None else now + (within or timedelta())
     )
     if to is not None and due_at < now:
-        raise ConfigError(f"--to {to}: is past; --in 0s publishes it now")
+        raise ConfigError(f"--to {for_shell(to)}: is past; --in 0s publishes it now")
     chosen = [read_id(id) for id in ids]
     with opened(database, "scheduled", rights=_TO_CHANGE) as connection:
         changes = [
