@@ -73,6 +73,8 @@ class Environment:
         """
         extras = [*self._extras, *more]
         chosen = f"[{','.join(extras)}]" if extras else ""
+        # An sdist of ours is built here; its build requirements are wheels.
+        of_ours = () if wheel.suffix == ".whl" else ("--no-binary", "pillarbox")
         # Posted webhooks need a server, which pillarbox leaves to the user.
         others = ["uvicorn"] if "http" in contained(self._extras) else []
         run(
@@ -81,8 +83,7 @@ class Environment:
                 *(UV, "pip", "install", "--quiet", "--no-config"),
                 *("--python", self._python),
                 *("--resolution", RESOLUTIONS[resolution]),
-                # An sdist of ours is built here; its build requirements are wheels.
-                *("--only-binary", ":all:", "--no-binary", "pillarbox"),
+                *("--only-binary", ":all:", *of_ours),
                 *("--requirements", ROOT / "pyproject.toml"),
                 *(f"--extra={extra}" for extra in extras),
                 f"pillarbox{chosen} @ {wheel.as_uri()}",
