@@ -69,17 +69,6 @@ def decode(payload: bytes) -> Any:
         ) from error
 
 
-def read_headers(text: str) -> tuple[dict[str, str], str | None]:
-    """Decode a row's headers; return them, or an empty dict and what is wrong."""
-    try:
-        headers = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return {}, f"headers can't be read: {type(error).__name__}"
-    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
-        return headers, None
-    return {}, "headers is not a JSON object of strings"
-
-
 def is_json(content_type: str) -> bool:
     """Return whether a media type is JSON or is built on it (`application/x+json`)."""
     return content_type == JSON or _ANY_JSON.fullmatch(content_type) is not None
