@@ -106,14 +106,17 @@ async def test_one_queue_can_receive_all_topics_of_a_consumer(
 
 
 async def test_urgent_messages_are_found_behind_as_many_as_were_just_handled(
-    shared_sqs: SqsServer, aws: Aws
+    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pillarbox.inbox.sources.sqs.source._SOON", 600.0)
     topic = fresh()
     await aws.create_queue(f"{topic}.fifo")
     bulk = [m.replace(priority=Priority.BULK) for m in numbered(topic, 60, keys=60)]
     urgent = Message(topic, b"urgent", key="urgent", priority=Priority.REALTIME)
     url = f"{shared_sqs.url()}&fifo=true"
-    await publish(url, *bulk, urgent)
+    # Batches that are sent together may arrive in any order.
+    await publish(url, *bulk)
+    await publish(url, urgent)
     async with source(url, topic) as consumer:
         for delivery in await receive(consumer, 20, limit=10):
             await delivery.ack()
