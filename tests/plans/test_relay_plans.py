@@ -13,6 +13,7 @@ from pillarbox.outbox.administration.connection import administration
 from pillarbox.outbox.administration.readers import add_reader
 from pillarbox.outbox.administration.tenants import add_tenant_index
 from pillarbox.outbox.log.position import Snapshot
+from pillarbox.outbox.log.process import SETTINGS as READER_SETTINGS
 from pillarbox.outbox.log.takeover import xids_of
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.testing.postgres import PostgresServer
@@ -23,9 +24,14 @@ from tests.plans.conftest import (
     DAYS_BACK,
     Explain,
     Explained,
+    days_of,
     executed_plans,
+    executed_scans,
     explaining,
+    read_sequentially,
+    record_plans,
     rows_read,
+    walk,
 )
 
 DAY = timedelta(days=1)
@@ -311,6 +317,36 @@ def test_due_messages_are_found_by_due_time_and_none_twice(
     plan = find_due(datetime.now(UTC) + timedelta(seconds=30))
     assert plan.sequential() == set()
     assert rows_of(plan, "deferral") == 0
+
+
+def test_cancellations_of_due_messages_are_found_by_message_in_their_own_days(
+    filled_url: str, today: datetime
+) -> None:
+    with psycopg.connect(filled_url, autocommit=True) as connection:
+        due = connection.execute(
+            "SELECT id, created_at FROM outbox.deferral WHERE cause = 'scheduled'"
+            " AND created_at >= %s AND created_at < %s LIMIT 100",
+            (today - DAY, today),
+        ).fetchall()
+        plans = record_plans(connection)
+        connection.execute("SET auto_explain.log_nested_statements = on")
+        connection.execute("SET ROLE pillarbox_relay")
+        for name, value in READER_SETTINGS.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        plans.clear()
+        ids, created_ats = zip(*due, strict=True)
+        connection.execute(
+            load("outbox.log", "find_cancelled"),
+            {"ids": list(ids), "created_ats": list(created_ats)},
+        )
+        connection.execute("SELECT")
+    nodes = [node for plan in plans for node in walk(plan["Plan"])]
+    scans = executed_scans(nodes, "deferral")
+
+    assert len(scans) == len(due) == 100
+    assert read_sequentially(scans) == set()
+    assert days_of(scans) == {day(today - DAY)}
+    assert rows_read(scans) <= 2 * len(due)
 
 
 def test_the_messages_of_keys_are_found_in_the_log_by_key(
