@@ -1,67 +1,84 @@
 """Alembic's entry point, online and offline.
 
 The version table is in the schema `outbox`, so that the user's own migrations never
-conflict with pillarbox's. Everything happens in one transaction, so that a failure
-leaves nothing half done. A second one validates the constraints that the first one
-added without reading existing rows, because that would have prolonged its locks. All
-pin the search_path: they run as an administrator, and must not call other roles'
-objects. No lock request waits longer than lock_timeout, since writers queue behind it.
+conflict with pillarbox's. The revisions are in one transaction, which ends soon after the
+last one, since what they lock stays locked until then. What may take longer is in others.
+Each can be repeated, and leaves nothing half done if it fails; until all have run,
+relays and consumers that start wait. All pin the search_path: they run as an
+administrator, and must not call other roles' objects.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from alembic import context
 from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from pillarbox.outbox.administration.migrate import LOCK_TIMEOUT
+from pillarbox.outbox.administration.migrate import LOCK_TIMEOUT, PATIENCE
 from pillarbox.outbox.migrations.script import Part, run
 from pillarbox.outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
-_TURNS = 12
+_LONG: Final = timedelta(seconds=10)
+"""How long to wait for a lock that nobody queues behind."""
 _options = context.config.attributes
 _names = _options["names"]
+_applied: list[Any] = []
+"""The revisions that have run."""
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
     "version_table_schema": "outbox",
     "transaction_per_migration": False,
+    "on_version_apply": lambda *, step, **_: _applied.append(step),
 }
 
 
 def _run_all() -> None:
-    # In a transaction of the caller's, reading the rows would prolong the locks.
-    is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
-    with context.begin_transaction(), _pinned_settings():
-        # Concurrent migrations would race for CREATE SCHEMA. Only migrations wait for
-        # this lock, and each of them takes a while.
-        context.execute(_lock_timeout(_TURNS))
-        context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
-        context.execute(_lock_timeout())
-        if _options.get("remove"):
+    is_printed = context.is_offline_mode()
+    is_theirs = not is_printed and context.get_bind().in_transaction()
+    if _options.get("remove"):
+        with _transaction(_LONG):
             _remove()
-            return
-        _make()
+        return
+    with _transaction(_LONG if is_printed or is_theirs else LOCK_TIMEOUT):
+        _upgrade()
+        if is_printed:
+            _complete()
+    if not is_printed:
+        with _transaction(_LONG if is_theirs else LOCK_TIMEOUT):
+            _complete()
     if not _options["with_cron"]:
         days = str(_options["days_ahead"])
         for schema in ("outbox", "inbox"):
             # Apart, because a transaction can hold a limited number of locks.
-            with context.begin_transaction(), _pinned_settings():
+            with _transaction(_LONG):
                 run("premake.sql", schema=schema, days=days)
-    if is_ours:
-        with context.begin_transaction(), _pinned_settings():
+    if not is_theirs:
+        # It reads rows, which would prolong the locks of a transaction of the caller's.
+        with _transaction(_LONG):
             run("validate.sql")
 
 
-def _lock_timeout(times: int = 1) -> str:
-    milliseconds = round(LOCK_TIMEOUT.total_seconds() * 1000)
-    return f"SET LOCAL lock_timeout = {milliseconds * times}"
+@contextmanager
+def _transaction(lock_timeout: timedelta) -> Iterator[None]:
+    """Run in a transaction, after other migrations."""
+    with context.begin_transaction(), _pinned_settings():
+        # They would race for CREATE SCHEMA, and each takes a while.
+        context.execute(_set_lock_timeout(PATIENCE))
+        context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
+        context.execute(_set_lock_timeout(lock_timeout))
+        yield
 
 
-def _make() -> None:
+def _set_lock_timeout(limit: timedelta) -> str:
+    return f"SET LOCAL lock_timeout = {limit // timedelta(milliseconds=1)}"
+
+
+def _upgrade() -> None:
     part = _options.get("part")
     cron = str(_options["with_cron"]).lower()
     runs_all = str(part != Part.ADMINISTRATOR).lower()
@@ -77,14 +94,21 @@ def _make() -> None:
     run("roles.sql")
     run("schemas.sql")
     run("grants_on_partman.sql", grant="GRANT", to="TO")
+    # Last, since what the revisions lock stays locked until the transaction ends.
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
+    # Nobody else may have a trigger on the version table, which an administrator writes.
+    run("own.sql")
+    run("revoke_defaults.sql")
+    if _applied:
+        run("hide_version.sql")
+
+
+def _complete() -> None:
     if _names.partman_schema is None:
         run("without_partman.sql")
     else:
         run("with_partman.sql")
-    run("own.sql")
-    run("revoke_defaults.sql")
     run("grants.sql")
     run("restore.sql")
     run("rebase.sql")
@@ -112,7 +136,6 @@ def _pinned_settings() -> Iterator[None]:
     """Pin settings for the transaction, and restore the session's afterwards."""
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
-        context.execute(_lock_timeout())
         if _options.get("part") == Part.OWNER:
             context.execute(_names.fill("SET LOCAL ROLE {owner}"))
         yield
@@ -125,7 +148,6 @@ def _pinned_settings() -> Iterator[None]:
         )
     ).one()
     connection.execute(text(PIN_SEARCH_PATH_LOCALLY))
-    connection.execute(text(_lock_timeout()))
     # For the session, since pg_partman's routines set them beyond the transaction.
     restore = text(
         "SELECT pg_catalog.set_config('search_path', :path, false),"

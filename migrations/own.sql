@@ -2,8 +2,6 @@
 -- table could run later migrations, and the grants fail on what belongs to somebody else since. Reads only
 -- the catalog: what the owner's members have made must not run with an administrator's rights.
 
-ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO {owner};
-
 DO $own$
 DECLARE
     v_owner oid := (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner_name});

@@ -142,7 +142,7 @@ class NotMigratedError(OutboxError):
 
 
 class MigrationError(OutboxError):
-    """The schema can't be created or changed in this state; nothing was changed."""
+    """The schema can't be created or changed in this state."""
 
 
 class UpkeepError(OutboxError):

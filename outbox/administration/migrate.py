@@ -1,6 +1,7 @@
 """Create, update and remove the schema, with pillarbox's own Alembic environment."""
 
 import io
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.resources import files
@@ -16,15 +17,20 @@ from pillarbox.outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     MigrationError,
+    sqlstate_of,
 )
 from pillarbox.outbox.postgres.connection import sqlalchemy_url
 from pillarbox.outbox.postgres.pooler_check import refuse_pooler
+from pillarbox.outbox.retry import RECONNECT
 
-LOCK_TIMEOUT: Final = timedelta(seconds=10)
-"""How long a migration waits for each lock, while writers queue."""
+LOCK_TIMEOUT: Final = timedelta(milliseconds=100)
+"""How long a migration waits for a lock, while others queue behind it: then it lets them
+go on, and tries again. Less than deadlock_timeout, so that no other session is ended."""
+PATIENCE: Final = timedelta(minutes=2)
+"""How long it tries to get a lock, or waits for another migration to end."""
 DAYS_AHEAD: Final = 30
 """For how many days a migration without pg_cron creates partitions by default."""
-_LOCK_NOT_AVAILABLE: Final = "55P03"
+_NO_LOCK: Final = {"55P03", "40P01"}  # lock_not_available, deadlock_detected
 # Alembic keeps the state of a migration in globals.
 _ONE_AT_A_TIME: Final = ThreadLock()
 _MISSING_ALEMBIC: Final = (
@@ -42,14 +48,15 @@ def migrate(
 ) -> None:
     """Bring the database's schema up to date; a second run changes nothing.
 
-    Everything happens in one transaction; a second one, which doesn't block writers,
-    validates constraints that the first one added to tables with rows. Alembic runs
-    only one migration at a time: don't call this in an env.py.
+    What locks tables is in a short transaction of its own. If it doesn't get a lock in
+    a tenth of a second, it lets others go on, and tries again, for two minutes. If it
+    is interrupted, relays and consumers that start wait until it has run again. Alembic
+    runs only one migration at a time: don't call this in an env.py.
 
     Args:
         database: its URL, with a role that may create roles, schemas and extensions; or
-            a connection of yours, with any driver, whose transaction is used if it has
-            begun one (with an `AsyncConnection`: `await connection.run_sync(migrate)`).
+            a connection of yours, with any driver, whose transaction is used for
+            everything if it has begun one (with an `AsyncConnection`: `await connection.run_sync(migrate)`).
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
         days_ahead: without pg_cron, the days for which rows are accepted even if
@@ -75,7 +82,7 @@ def migrate(
     )
     if url is not None:
         refuse_pooler(url, any_role=True)
-    _run(lambda command: command.upgrade(config, "head"))
+    _run_patiently(config, database)
 
 
 def unmigrate(
@@ -157,6 +164,22 @@ def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> 
     return config
 
 
+def _run_patiently(config: Any, database: str | Connection) -> None:
+    """Upgrade, again and again while other sessions hold locks on tables."""
+    # A failed transaction of the caller's can't go on.
+    is_theirs = not isinstance(database, str) and database.in_transaction()
+    began, failures = time.monotonic(), 0
+    while True:
+        try:
+            return _run(lambda command: command.upgrade(config, "head"))
+        except MigrationError as error:
+            is_over = time.monotonic() - began > PATIENCE.total_seconds()
+            if is_theirs or is_over or sqlstate_of(error) not in _NO_LOCK:
+                raise
+        failures += 1
+        time.sleep(RECONNECT.delay(failures).total_seconds())
+
+
 def _run(step: Callable[[Any], None]) -> None:
     from alembic import command
     from alembic.util import CommandError
@@ -171,7 +194,6 @@ def _run(step: Callable[[Any], None]) -> None:
 
 
 def _raise(error: DBAPIError) -> NoReturn:
-    codes = (getattr(error.orig, name, None) for name in ("sqlstate", "pgcode"))
     diagnosis = getattr(error.orig, "diag", None)
     # SQLAlchemy wraps asyncpg's error, whose attributes have other names.
     cause = getattr(error.orig, "__cause__", None)
@@ -180,16 +202,17 @@ def _raise(error: DBAPIError) -> NoReturn:
         or getattr(cause, "message", None)
         or str(error.orig)
     )
-    if _LOCK_NOT_AVAILABLE in codes:
+    if sqlstate_of(error) in _NO_LOCK:
         raise MigrationError(
-            "timed out waiting for a lock; nothing was changed: another migration"
-            " holds it, or a long transaction, found by SELECT pid, locktype,"
+            "timed out waiting for a lock: another migration holds it, a long"
+            " transaction or autovacuum, found by SELECT pid, locktype,"
             " relation::regclass FROM pg_locks WHERE granted; try again when it has"
-            " ended"
+            " ended: the migration goes on where it stopped"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
         ) from error
     remedy = getattr(diagnosis, "message_hint", None) or getattr(cause, "hint", None)
-    raise MigrationError(f"{problem}; {remedy or 'nothing was changed'}") from error
+    remedy = remedy or "correct it, and migrate again: that goes on where this stopped"
+    raise MigrationError(f"{problem}; {remedy}") from error
