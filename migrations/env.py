@@ -1,10 +1,10 @@
 """Alembic's entry point, online and offline.
 
 The version table is in the schema `outbox`, so that the user's own migrations never
-conflict with pillarbox's. The revisions are in one transaction, which ends soon after the
-last one, since what they lock stays locked until then. What may take longer is in others.
-Each can be repeated, and leaves nothing half done if it fails; until all have run,
-relays and consumers that start wait. All pin the search_path: they run as an
+conflict with pillarbox's. The revisions are in a transaction that ends soon after the
+last one, since what they lock stays locked until then. What may take longer is in
+others. Each can be repeated, and leaves nothing half done if it fails; until all have
+run, relays and consumers that start wait. All pin the search_path: they run as an
 administrator, and must not call other roles' objects.
 """
 
@@ -97,7 +97,7 @@ def _upgrade() -> None:
     # Last, since what the revisions lock stays locked until the transaction ends.
     if part != Part.ADMINISTRATOR:
         context.run_migrations()
-    # Nobody else may have a trigger on the version table, which an administrator writes.
+    # An administrator writes the version: nobody else may have a trigger on its table.
     run("own.sql")
     run("revoke_defaults.sql")
     if _applied:

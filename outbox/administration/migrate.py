@@ -24,8 +24,8 @@ from pillarbox.outbox.postgres.pooler_check import refuse_pooler
 from pillarbox.outbox.retry import RECONNECT
 
 LOCK_TIMEOUT: Final = timedelta(milliseconds=100)
-"""How long a migration waits for a lock, while others queue behind it: then it lets them
-go on, and tries again. Less than deadlock_timeout, so that no other session is ended."""
+"""How long a migration waits for a lock, while others queue behind it; then it lets
+them go on, and tries again. Less than deadlock_timeout: no other session is ended."""
 PATIENCE: Final = timedelta(minutes=2)
 """How long it tries to get a lock, or waits for another migration to end."""
 DAYS_AHEAD: Final = 30
@@ -55,8 +55,9 @@ def migrate(
 
     Args:
         database: its URL, with a role that may create roles, schemas and extensions; or
-            a connection of yours, with any driver, whose transaction is used for
-            everything if it has begun one (with an `AsyncConnection`: `await connection.run_sync(migrate)`).
+            a connection of yours, with any driver; if it has begun a transaction,
+            everything is in that one. With an `AsyncConnection`: `await
+            connection.run_sync(migrate)`.
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
         days_ahead: without pg_cron, the days for which rows are accepted even if
