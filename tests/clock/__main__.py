@@ -111,6 +111,7 @@ LEFT_OUT: Final = {
     "tests/servers": "has no tests",
     "tests/mutants": "has no tests",
     "tests/release": "builds packages, which have no days",
+    "tests/upgrade": "starts bare environments, without libfaketime",
     "tests/models": "has a clock of its own, which it moves through every order",
     "tests/typing": "has no tests that run",
 }
