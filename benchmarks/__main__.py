@@ -25,6 +25,7 @@ QUESTIONS = (
     "scale",
     "trace",
     "status",
+    "commands",
     "retention_stall",
     "large_drop",
     "disk",

@@ -1,5 +1,6 @@
 """What each process imports: SQLAlchemy only if it writes, a driver only to relay."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pillarbox
+from pillarbox.outbox.cli.command import FAILED
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 ADD = "from pillarbox import add"
@@ -62,6 +64,46 @@ def test_a_process_that_writes_no_messages_loads_no_sqlalchemy() -> None:
     assert "sqlalchemy" not in loaded(
         "import pillarbox.relay, pillarbox.relay.cli, pillarbox.outbox.cli.main"
     )
+
+
+HEAVY = {
+    *("aiohttp", "alembic", "asyncio", "jinja2", "prometheus_client", "psycopg"),
+    *("rich", "rich.progress", "sqlalchemy", "starlette", "uvicorn", "watchfiles"),
+    *("pillarbox.inbox", "pillarbox.relay", "pillarbox.outbox.web"),
+    *("pillarbox.outbox.dev", "pillarbox.outbox.testing"),
+}
+CONNECTED = {"asyncio", "psycopg"}  # psycopg imports asyncio
+RUN = """
+import sys
+from pillarbox import main
+status = main()
+print(status, *sys.modules, file=sys.stderr)
+"""
+COMMANDS: dict[str, set[str]] = {
+    "--version": set(),
+    "--help": {"rich"},
+    "status --help": {*CONNECTED, "rich"},
+    "trace --help": {*CONNECTED, "rich"},
+    "status": {*CONNECTED, "rich"},
+    "trace 019a0000-0000-7000-8000-000000000000": CONNECTED,
+    "blocked": CONNECTED,
+    "jobs": {*CONNECTED, "pillarbox.inbox", "rich"},
+    "dead-letters list": {*CONNECTED, "pillarbox.inbox", "pillarbox.relay"},
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_imports_only_what_it_uses(database_url: str, command: str) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", RUN, *command.split()],
+        env={**os.environ, "PILLARBOX_DATABASE_URL": database_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    status, *imported = said.stderr.splitlines()[-1].split()
+    assert int(status) != FAILED, said.stderr
+    assert HEAVY.intersection(imported) == COMMANDS[command]
 
 
 def test_public_names_are_listed_before_they_are_used() -> None:

@@ -12,7 +12,7 @@ from pillarbox.inbox.jobs.control import (
     job_message_id,
     read_jobs,
 )
-from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.inbox.jobs.state import OPEN, JobState
 from pillarbox.outbox.administration.sides import JobRow
 from pillarbox.outbox.cli.command import (
     Database,

@@ -47,7 +47,8 @@ from pillarbox.inbox.handlers.signature import Takes
 from pillarbox.inbox.handlers.terms import call_alone
 from pillarbox.inbox.idle import DEFAULT_MAX_IDLE
 from pillarbox.inbox.jobs.runner import Attempts, JobRunner
-from pillarbox.inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
+from pillarbox.inbox.jobs.state import JobState
+from pillarbox.inbox.jobs.store import JobKey, reopen_job, why_cancelled
 from pillarbox.inbox.verdict import judge
 from pillarbox.outbox.cloudevents.raw_text import storable_reason
 from pillarbox.outbox.dead_letters.letter import Letter, Status

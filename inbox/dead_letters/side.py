@@ -6,9 +6,8 @@ from uuid import UUID
 
 import psycopg
 
-from pillarbox.inbox.consuming.load import load_consumer
 from pillarbox.inbox.jobs.control import cancel_job, read_jobs
-from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.inbox.jobs.state import OPEN, JobState
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.sides import Jobs, RetryOptions, Side
 from pillarbox.outbox.dead_letters.retry import Retrier
@@ -62,6 +61,9 @@ def _lacks(options: RetryOptions) -> str | None:
 def _open_retrier(
     options: RetryOptions, notify: Observer
 ) -> AbstractAsyncContextManager[Retrier]:
+    # Only a retry needs SQLAlchemy, which takes as long as the rest of a command.
+    from pillarbox.inbox.consuming.load import load_consumer
+
     assert options.consumer is not None
     return load_consumer(options.consumer).retrier(options.schedule, notify)
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from pillarbox.inbox.jobs.store import OPEN, JobState
+from pillarbox.inbox.jobs.state import OPEN, JobState
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.sides import JobRow
 from pillarbox.outbox.errors import ConfigError, shorten

@@ -22,7 +22,8 @@ from pillarbox.inbox.errors import (
     TransactionEndedError,
 )
 from pillarbox.inbox.idle import limit_idle, limiting
-from pillarbox.inbox.jobs.store import JobState, Leased, finish_job, renew_job
+from pillarbox.inbox.jobs.state import JobState
+from pillarbox.inbox.jobs.store import Leased, finish_job, renew_job
 from pillarbox.inbox.receipt import record_receipt
 from pillarbox.inbox.transaction import Receipt, begin_held, protected
 from pillarbox.outbox.message import Message

@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 from pillarbox.inbox.errors import RetryLater
 from pillarbox.inbox.handlers.executor import Executor
 from pillarbox.inbox.idle import limit_idle_now
+from pillarbox.inbox.jobs.state import JobState
 from pillarbox.inbox.jobs.store import (
-    JobState,
     Leased,
     finish_job,
     renew_job,

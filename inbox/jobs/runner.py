@@ -35,7 +35,8 @@ from pillarbox.inbox.handlers.signature import is_async
 from pillarbox.inbox.handlers.terms import call_alone
 from pillarbox.inbox.jobs.job import AnyJob
 from pillarbox.inbox.jobs.lease import JobLease, StopReason, transact
-from pillarbox.inbox.jobs.store import JobKey, JobState, Leased, queue_job, take_job
+from pillarbox.inbox.jobs.state import JobState
+from pillarbox.inbox.jobs.store import JobKey, Leased, queue_job, take_job
 from pillarbox.inbox.processing import processing
 from pillarbox.inbox.receipt import check_id, refusal
 from pillarbox.inbox.verdict import Fatal, Lost, Unclear, judge

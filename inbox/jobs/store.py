@@ -15,7 +15,6 @@ at another time. Every function runs in the transaction of the session that it i
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from functools import cache
 from json import loads
 from typing import Any, Final, cast
@@ -32,6 +31,7 @@ from pillarbox.inbox.handlers.outcome import (
     Later,
     Spent,
 )
+from pillarbox.inbox.jobs.state import OPEN, JobState
 from pillarbox.outbox.cloudevents.raw_text import storable, storable_reason
 from pillarbox.outbox.message import Message
 from pillarbox.outbox.message_id import moment_of
@@ -41,22 +41,6 @@ from pillarbox.outbox.postgres.sql_files import load
 _AGAIN: Final = 0.2
 _SHOWN: Final = 16_384
 """How many characters of a text the table holds, which only shows it."""
-
-
-class JobState(StrEnum):
-    """The state of a job."""
-
-    QUEUED = "queued"
-    IN_PROGRESS = "in_progress"
-    WAITING = "waiting"
-    SUCCESS = "success"
-    FAILURE = "failure"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed_out"
-    SKIPPED = "skipped"
-
-
-OPEN: Final = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.WAITING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """`pillarbox dev`: everything that an application needs while it is developed."""
 
 import asyncio
-import shlex
+import logging
 import signal
 import socket
-import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import psycopg
 import typer
@@ -23,10 +23,11 @@ from pillarbox.outbox.cli.command import (
 from pillarbox.outbox.cli.output import write_line
 from pillarbox.outbox.cli.supervisor import run_coroutine
 from pillarbox.outbox.dev.extensions import find_extensions
-from pillarbox.outbox.dev.parts import PILLARBOX, Part, Parts, say
+from pillarbox.outbox.dev.parts import Part, Parts, say
 from pillarbox.outbox.dev.project import Project
 from pillarbox.outbox.dev.server import Server, choose_server
 from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
+from pillarbox.outbox.gather import gather
 from pillarbox.outbox.postgres.connection import conninfo
 from pillarbox.outbox.testing.lifetime import free_port
 from pillarbox.outbox.url import without_password
@@ -34,11 +35,6 @@ from pillarbox.outbox.url import without_password
 _TICK: Final = 0.1
 _PAGE_PORT: Final = 8380
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Runs a command, and again when a Python file below a folder changes.
-_RELOADING: Final = (
-    *(sys.executable, "-P", "-m", "watchfiles", "--filter", "python"),
-    *("--target-type", "command", "--sigint-timeout", "10", "--verbosity", "warning"),
-)
 
 app = new_app()
 
@@ -135,13 +131,13 @@ async def _run(
                 started.append(postgres)
             await _migrate(parts, url)
             is_own = server is not None
-            started += await _start(
+            more, reloaded = await _start(
                 parts, project, url, broker, consumer, is_own=is_own
             )
-            await asyncio.wait(
-                [part.ended for part in started], return_when=asyncio.FIRST_COMPLETED
-            )
-            raise _ended(next(part for part in started if part.ended.done()))
+            ends = [_raise_end(part) for part in [*started, *more]]
+            if reloaded:
+                ends.append(_reload(parts, reloaded, project.root))
+            await gather(ends)
     say("dev", "stopped")
 
 
@@ -168,8 +164,11 @@ async def _start(
     consumer: str | None,
     *,
     is_own: bool,
-) -> list[Part]:
-    """Show the addresses; start the page, the consumer, and a relay to the broker."""
+) -> tuple[list[Part], Mapping[str, Sequence[str]]]:
+    """Show the addresses; start the page, and a relay to the broker.
+
+    Returns what it started, and the commands to reload: they import the consumer.
+    """
     page = f"127.0.0.1:{_page_port()}"
     lines = [f"page      http://{page}/login#{project.token}"]
     if broker is not None:
@@ -193,12 +192,29 @@ async def _start(
         # Nobody else's relays publish what is in its own database.
         switch = ["--switch-broker"] if is_own else []
         started.append(await parts.pillarbox("relay", "relay", *switch))
-    if consumer is None:
-        return [*started, await parts.pillarbox("web", *web)]
-    for name, arguments in (("consumer", ["consume", consumer]), ("web", web)):
-        own = shlex.join([*PILLARBOX, *arguments])
-        started.append(await parts.start(name, *_RELOADING, own, project.root))
-    return started
+    if consumer is not None:
+        return started, {"consumer": ["consume", consumer], "web": web}
+    return [*started, await parts.pillarbox("web", *web)], {}
+
+
+async def _raise_end(part: Part) -> NoReturn:
+    await asyncio.wait([part.ended])
+    raise _ended(part)
+
+
+async def _reload(
+    parts: Parts, commands: Mapping[str, Sequence[str]], root: Path
+) -> NoReturn:
+    """Run commands, and again when a Python file below a folder changes."""
+    from watchfiles import PythonFilter, awatch
+
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    changes = awatch(root, watch_filter=PythonFilter())
+    while True:
+        running = [await parts.pillarbox(it, *commands[it]) for it in commands]
+        changed = {Path(path).name for _, path in await anext(changes)}
+        say("dev", f"{', '.join(sorted(changed))} changed")
+        await gather(part.stop() for part in running)
 
 
 async def _wait_for(database: Part, url: str) -> None:

@@ -31,22 +31,57 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """The exit status if the reader of the output has exited, as in `yes | head -1`."""
 
+# What --help prints of each command, so that it loads none of them.
 _PANELS: Final = {
-    "Getting started": ("demo", "dev"),
-    "The database": (
-        "migrate",
-        "doctor",
-        "status",
-        "partitions",
-        "retention",
-        "maintain",
-    ),
-    "The relay": ("relay", "readers"),
-    "The consumer": ("consume", "jobs", "cancel"),
-    "Repair": ("trace", "dead-letters", "blocked", "scheduled", "replay", "web"),
+    "Getting started": {
+        "demo": "Run a shop whose processes are killed and whose handlers fail; count "
+        "everything.",
+        "dev": "Run PostgreSQL, the page and your Consumer while you develop.",
+    },
+    "The database": {
+        "migrate": "Create or update the schema.",
+        "doctor": "Check the schema, its upkeep and the server; name a remedy for each "
+        "finding.",
+        "status": "Show whether all is well, and what waits, fails and runs, on one "
+        "screen.",
+        "partitions": "Show partitions: past, today, premade, and any that retention "
+        "is holding.",
+        "retention": "Show how long each table keeps its rows, or set it.",
+        "maintain": "Create future partitions and drop expired ones, where pg_cron "
+        "doesn't.",
+    },
+    "The relay": {
+        "relay": "Publish committed messages until SIGTERM; then drain and exit.",
+        "readers": "List, add and drop the readers of the outbox.",
+    },
+    "The consumer": {
+        "consume": "Handle messages with your Consumer until SIGTERM; then drain and "
+        "exit.",
+        "jobs": "List the jobs of long handlers.",
+        "cancel": "Cancel a message's job, whether it is running or queued.",
+    },
+    "Repair": {
+        "trace": "Show the life of a message, and the messages that it caused, as a "
+        "tree.",
+        "dead-letters": "List, show, retry, discard or export dead letters of both "
+        "sides.",
+        "blocked": "List refused messages that wait for a retry, and the keys that "
+        "they block.",
+        "scheduled": "List, cancel and move scheduled messages, until they are due.",
+        "replay": "Publish or handle messages again, selected by topic, key and time.",
+        "web": "Serve a page that shows dead letters, partitions and jobs, and repairs "
+        "them.",
+    },
+    "Other commands": {
+        "asyncapi": "Describe an application's messages as AsyncAPI 3, or compare with "
+        "before.",
+    },
 }
-_PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
-_OTHERS: Final = "Other commands"
+_LISTED: Final = {
+    name: typer.core.TyperCommand(name, help=summary, rich_help_panel=panel)
+    for panel, summaries in _PANELS.items()
+    for name, summary in summaries.items()
+}
 # The base class of usage errors, which Typer doesn't export.
 _UsageError: Final[Any] = typer.BadParameter.__base__
 
@@ -56,7 +91,7 @@ class _Commands(dict[str, Any]):
 
     def __init__(self) -> None:
         found = {point.name: point for point in entry_points(group=GROUP)}
-        order = [*_PANEL_OF, *sorted(found.keys() - _PANEL_OF.keys())]
+        order = [*_LISTED, *sorted(found.keys() - _LISTED.keys())]
         super().__init__({name: found[name] for name in order if name in found})
 
     @override
@@ -66,13 +101,9 @@ class _Commands(dict[str, Any]):
             return point
         command: Any = typer.main.get_command(_load(point))
         command.name = name
-        command.rich_help_panel = _PANEL_OF.get(name, _OTHERS)
+        command.rich_help_panel = "Other commands"
         self[name] = command
         return command
-
-    @override
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401 (recursion)
 
 
 def _load(point: EntryPoint) -> typer.Typer:
@@ -103,6 +134,19 @@ class _LazyGroup(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help, without loading the commands."""
         return list(self.commands)
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what the help lists: of our own commands, a summary."""
+        if cmd_name not in self.commands:
+            return None
+        return _LISTED.get(cmd_name) or self.commands[cmd_name]
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that runs."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and self.commands[name], rest
 
 
 app = typer.Typer(

@@ -15,7 +15,6 @@ from typing import TypeVar
 from pillarbox.outbox.administration.check import Finding
 from pillarbox.outbox.administration.checks.upkeep import Upkeep, read_upkeep
 from pillarbox.outbox.administration.connection import AdministrationConnection
-from pillarbox.outbox.administration.sides import load_sides
 from pillarbox.outbox.errors import UpkeepError
 from pillarbox.outbox.observability.measures.backlog import (
     Backlog,
@@ -127,8 +126,7 @@ def read_overview(
     refused = None if consumers is None else _count_refused([backlog, *lags])
     letters = (
         part("dead_letters", partial(read_dead_letters, side=it))
-        for it in load_sides(None)
-        if "dead_letters" in reading.scope.parts and it.schema in reading.scope.sides
+        for it in reading.scope.sides
     )
     return Overview(
         at=reading.at,

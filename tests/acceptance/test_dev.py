@@ -182,6 +182,16 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
     dev.send("the second order")
     dev.wait_for("consumer | billed anew the second order")
 
+    # Each change meets processes that are still starting.
+    for i in range(3):
+        seen = dev.log().count("app.py changed")
+        (folder / "app.py").write_text(APP.replace('"billed"', f'"billed {i}"'))
+        dev.wait_for("app.py changed", times=seen + 1)
+    dev.send("the third order")
+    dev.wait_for("consumer | billed 2 the third order")
+    assert "Traceback" not in dev.log()
+    assert dev.log().count("database system is ready") == 1
+
     url = dev.url
     assert "relay" not in dev.log()
     assert dev.end(signal.SIGINT) == 0
@@ -193,7 +203,7 @@ def test_a_project_is_reloaded_and_keeps_its_data_until_a_reset(
     dev = start(folder)
     dev.wait_for("WebStarted")
     assert dev.url == url
-    assert dev.count_messages() == 2
+    assert dev.count_messages() == 3
     assert dev.end(signal.SIGHUP) == 0
 
     dev = start(folder, "--reset")

@@ -7,7 +7,6 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
-from pillarbox.outbox.administration.sides import Side
 from pillarbox.outbox.dead_letters.statement import Schema
 from pillarbox.outbox.logs.printable import count
 from pillarbox.outbox.observability.measures.reading import NEW, Reading, Scope
@@ -142,17 +141,17 @@ def read_blocked(
     )
 
 
-def read_dead_letters(reading: Reading, side: Side) -> DeadLetters:
+def read_dead_letters(reading: Reading, side: Schema) -> DeadLetters:
     """Count the pending dead letters of a side, by reason."""
     scope = reading.scope
     rows = reading.rows(
-        load("outbox", "count_dead_letters").replace("{schema}", side.schema),
+        load("outbox", "count_dead_letters").replace("{schema}", side),
         window=NEW,
         most=scope.rows,
     )
     counted = rows[0]["counted"] if rows else 0
     return DeadLetters(
-        side=side.schema,
+        side=side,
         window=NEW,
         pending=min(counted, scope.rows),
         new=min(sum(row["new"] for row in rows), scope.rows),

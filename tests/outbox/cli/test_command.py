@@ -79,6 +79,13 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     assert capsys.readouterr().out == f"pillarbox {version('pillarbox')}\n"
 
 
+def test_the_list_of_commands_says_what_their_own_help_says() -> None:
+    group: Any = get_command(app)
+    for name in group.commands:
+        listed, loaded = group.get_command(None, name), group.commands[name]
+        assert listed.help == loaded.help.partition("\n\n")[0].replace("\n", " ")
+
+
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
     waiting: list[tuple[tuple[str, ...], Any]] = [((), get_command(app))]
     while waiting:
