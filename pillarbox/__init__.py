@@ -86,46 +86,32 @@ __all__ = [
     "uuid7",
 ]
 
-_MODULES: Final = {
-    "REGISTRY": "pillarbox.outbox.payload.schema_registry",
-    "Acked": "pillarbox.relay.publisher",
-    "AsyncJob": "pillarbox.inbox.jobs.job",
-    "BrokerUnavailableError": "pillarbox.outbox.errors",
-    "Cancelled": "pillarbox.outbox.cancellation",
-    "ConfigError": "pillarbox.outbox.errors",
-    "Consumer": "pillarbox.inbox.consumer",
-    "DatabaseUnavailableError": "pillarbox.outbox.errors",
-    "DeadLetter": "pillarbox.inbox.errors",
-    "Delivery": "pillarbox.inbox.source",
-    "Event": "pillarbox.outbox.events",
-    "HandlerTransactionError": "pillarbox.inbox.errors",
-    "InvalidMessageError": "pillarbox.outbox.errors",
-    "Job": "pillarbox.inbox.jobs.job",
-    "Message": "pillarbox.outbox.message",
-    "Nacked": "pillarbox.relay.publisher",
-    "OutboxError": "pillarbox.outbox.errors",
-    "PayloadCodec": "pillarbox.outbox.payload.payload_codec",
-    "Publisher": "pillarbox.relay.publisher",
-    "Relay": "pillarbox.relay.relay",
-    "RelayConfig": "pillarbox.relay.config",
-    "RetryLater": "pillarbox.inbox.errors",
-    "RetryPolicy": "pillarbox.outbox.retry",
-    "SchemaRegistry": "pillarbox.outbox.payload.schema_registry",
-    "Source": "pillarbox.inbox.source",
-    "TooLate": "pillarbox.outbox.cancellation",
-    "UnknownMessage": "pillarbox.outbox.cancellation",
-    "UnsentMessagesWarning": "pillarbox.outbox.unsent",
-    "add": "pillarbox.outbox.writer",
-    "cancel": "pillarbox.outbox.cancellation",
-    "event": "pillarbox.outbox.payload.schema_registry",
-    "guard": "pillarbox.inbox.guard",
-    "idempotent": "pillarbox.inbox.idempotent",
-    "insert_statement": "pillarbox.outbox.writer",
-    "jsonable": "pillarbox.outbox.payload.jsonable",
-    "message_id": "pillarbox.inbox.idempotent",
-    "record_receipt": "pillarbox.inbox.receipt",
-    "uuid7": "pillarbox.outbox.message_id",
+_NAMES: Final = {
+    "inbox.consumer": "Consumer",
+    "inbox.errors": "DeadLetter HandlerTransactionError RetryLater",
+    "inbox.guard": "guard",
+    "inbox.idempotent": "idempotent message_id",
+    "inbox.jobs.job": "AsyncJob Job",
+    "inbox.receipt": "record_receipt",
+    "inbox.source": "Delivery Source",
+    "outbox.cancellation": "Cancelled TooLate UnknownMessage cancel",
+    "outbox.errors": "BrokerUnavailableError ConfigError DatabaseUnavailableError "
+    "InvalidMessageError OutboxError",
+    "outbox.events": "Event",
+    "outbox.message": "Message",
+    "outbox.message_id": "uuid7",
+    "outbox.payload.jsonable": "jsonable",
+    "outbox.payload.payload_codec": "PayloadCodec",
+    "outbox.payload.schema_registry": "REGISTRY SchemaRegistry event",
+    "outbox.retry": "RetryPolicy",
+    "outbox.unsent": "UnsentMessagesWarning",
+    "outbox.writer": "add insert_statement",
+    "relay.config": "RelayConfig",
+    "relay.publisher": "Acked Nacked Publisher",
+    "relay.relay": "Relay",
 }
+"""The names of each module, without its `pillarbox.`."""
+_MODULES: Final = {name: it for it, names in _NAMES.items() for name in names.split()}
 
 _FAILED: Final = 2
 
@@ -134,7 +120,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    value = getattr(import_module(f"pillarbox.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,6 +1,6 @@
 -- Does:  List the operations that people started on the page, the newest first.
 -- Takes: max_rows, lock_class, lock
--- Gives: the fields of outbox.web.operations.Operation
+-- Gives: id, kind, selection, reason, asked_by, asked_as, asked_at, state, expected, succeeded, failed, skipped, problem, finished_at, stopped_by
 -- Index: operation_asked_idx
 SELECT o.id, o.kind, o.selection, o.reason, o.asked_by, o.asked_as, o.asked_at,
        CASE WHEN o.is_lost THEN 'failed' ELSE o.state END AS state, o.expected, o.succeeded, o.failed, o.skipped,

@@ -320,7 +320,7 @@ class WaitingModel:
         """Do what `_claim_waiting` does."""
         half = -(-self.most // 2)
         keys.begin_claim()
-        if not keys.has_work:
+        if not keys.size:
             return WaitingClaim()
         due = keys.next_due(-(-half // 2) if keys.draining else half)
         draining = self.read_keys(database, keys, half - len(due))

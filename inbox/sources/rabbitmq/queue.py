@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
@@ -21,7 +21,18 @@ from pillarbox.outbox.brokers.rabbitmq.amqp import (
 from pillarbox.outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
 from pillarbox.outbox.errors import ConfigError, shorten
 
-OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]
+
+class Arrival(NamedTuple):
+    """What RabbitMQ delivered; the queue acks its tag."""
+
+    tag: int
+    routing_key: str
+    is_redelivered: bool
+    properties: BasicProperties
+    body: bytes
+
+
+OnArrival: TypeAlias = Callable[["Queue", Arrival], None]
 
 OWNER_SUFFIX: Final = ".owner"
 """Ends the name of the queue that is the lock of another one."""
@@ -227,7 +238,7 @@ class Queue:
         )
         return bool(declared.method.consumer_count)
 
-    async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
+    async def consume(self, prefetch: int, on_arrival: OnArrival) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
 
         Another call adds to the first, and gets what other replicas have no room for.
@@ -244,9 +255,12 @@ class Queue:
             properties: BasicProperties,
             body: bytes,
         ) -> None:
-            assert method.delivery_tag is not None
-            self._unacked[method.delivery_tag] = None
-            on_delivery(method, properties, body)
+            tag, routing_key = method.delivery_tag, method.routing_key
+            assert tag is not None
+            assert routing_key is not None
+            self._unacked[tag] = None
+            again = bool(method.redelivered)
+            on_arrival(self, Arrival(tag, routing_key, again, properties, body))
 
         pika = self._channel.pika
         await self._channel.ask(pika.basic_qos, prefetch_count=prefetch)

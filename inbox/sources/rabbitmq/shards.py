@@ -18,7 +18,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import takewhile
 from secrets import token_hex
 from typing import Any, Final
@@ -27,7 +26,13 @@ import pika
 from pika import BasicProperties, spec
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from pillarbox.inbox.sources.rabbitmq.queue import Queue, QueueConfig, declare
+from pillarbox.inbox.sources.rabbitmq.queue import (
+    Arrival,
+    OnArrival,
+    Queue,
+    QueueConfig,
+    declare,
+)
 from pillarbox.outbox.brokers.rabbitmq.amqp import (
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -67,13 +72,10 @@ class Dealer:
             channel.pika.confirm_delivery, ack_nack_callback=self._confirm
         )
 
-    def deal(
-        self, method: spec.Basic.Deliver, properties: BasicProperties, body: bytes
-    ) -> None:
+    def deal(self, arrival: Arrival) -> None:
         """Publish a delivery, in the order of calls."""
-        pika, routing_key = self._queue.channel.pika, method.routing_key
-        assert routing_key is not None
-        assert method.delivery_tag is not None
+        tag, routing_key, _, properties, body = arrival
+        pika = self._queue.channel.pika
         if not pika.is_open:
             return
         message, _ = from_delivery(properties, routing_key, body)
@@ -83,7 +85,7 @@ class Dealer:
         properties.user_id = None
         pika.basic_publish(shard, routing_key, body, properties, mandatory=True)
         self._published += 1
-        self._tags[self._published] = method.delivery_tag
+        self._tags[self._published] = tag
 
     def _confirm(self, frame: Any) -> None:
         last = frame.method.delivery_tag
@@ -116,7 +118,7 @@ class Shards:
         self,
         parameters: pika.URLParameters,
         prefetch: int,
-        keep: Callable[[Queue, spec.Basic.Deliver, BasicProperties, bytes], None],
+        keep: OnArrival,
         drop: Callable[[Queue], None],
     ) -> None:
         self._parameters, self._prefetch = parameters, prefetch
@@ -155,25 +157,18 @@ class Shards:
                 return
             queue.when_lost(link.abort)
             self._reading[shard] = link, queue
-            await queue.consume(self._prefetch, partial(self._arrived, queue))
+            await queue.consume(self._prefetch, self._arrived)
         finally:
             if shard not in self._reading:
                 await link.close()
 
-    def _arrived(
-        self,
-        queue: Queue,
-        method: spec.Basic.Deliver,
-        properties: BasicProperties,
-        body: bytes,
-    ) -> None:
-        marker = (properties.headers or {}).get(_END)
+    def _arrived(self, queue: Queue, arrival: Arrival) -> None:
+        marker = (arrival.properties.headers or {}).get(_END)
         if marker is None:
-            self._keep(queue, method, properties, body)
+            self._keep(queue, arrival)
             return
-        assert method.delivery_tag is not None
         queue.is_at_end = queue.is_at_end or marker == queue.marker
-        queue.ack(method.delivery_tag)
+        queue.ack(arrival.tag)
 
     async def are_empty(self, link: AmqpConnection, shards: Sequence[Shard]) -> bool:
         """Return whether it reads all of these shards, and nothing is left in them.

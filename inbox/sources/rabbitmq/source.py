@@ -18,18 +18,16 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from itertools import count
 from typing import Final, Self
 from uuid import UUID
-
-from pika import BasicProperties, spec
 
 from pillarbox.inbox.consuming.backlog import Backlog
 from pillarbox.inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from pillarbox.inbox.source import Abilities, Arrived, Delivery, EntryDelivery
 from pillarbox.inbox.sources.rabbitmq.queue import (
     OWNER_SUFFIX,
+    Arrival,
     Queue,
     QueueConfig,
     binding_key,
@@ -142,7 +140,7 @@ class RabbitMQSource:
         )
         self._dealer: Dealer | None = None
         # What is received before the messages in other layouts are handled.
-        self._early: list[tuple[spec.Basic.Deliver, BasicProperties, bytes]] = []
+        self._early: list[Arrival] = []
         self._is_admitted = False
         # The numbers of shards in the broker; None until this replica has looked.
         self._layouts: list[int] | None = None
@@ -339,7 +337,7 @@ class RabbitMQSource:
         self._keys_aside = {k: due for k, due in self._keys_aside.items() if due > now}
         if 2 * len(self._aside) >= self._window:
             # What is aside leaves the others too little of the prefetch.
-            await queue.consume(self._window, partial(self._keep, queue))
+            await queue.consume(self._window, self._keep)
             self._window *= 2
 
     async def _step_aside(self) -> None:
@@ -363,7 +361,7 @@ class RabbitMQSource:
             self._window = min(self._prefetch, _MAX_PREFETCH)
             # Others may have changed it. Without turns, there are no shards: see above.
             self._layouts = None if self._chooses else []
-            await queue.consume(self._window, partial(self._arrive, queue))
+            await queue.consume(self._window, self._arrive)
         if self._layouts is None:
             self._layouts = await self._existing()
         if queue.consuming and not self._is_admitted:
@@ -414,8 +412,8 @@ class RabbitMQSource:
             await self._dealer.begin()
         self._is_admitted = True
         early, self._early = self._early, []
-        for delivery in early:
-            self._arrive(queue, *delivery)
+        for arrival in early:
+            self._arrive(queue, arrival)
 
     async def _take_share(self, link: AmqpConnection) -> None:
         """Read as many shards as is fair."""
@@ -480,36 +478,22 @@ class RabbitMQSource:
         queue.consuming = False
         self._backlog.remove(lambda received: received.queue is queue)
 
-    def _arrive(
-        self,
-        queue: Queue,
-        method: spec.Basic.Deliver,
-        properties: BasicProperties,
-        body: bytes,
-    ) -> None:
+    def _arrive(self, queue: Queue, arrival: Arrival) -> None:
         if queue is not self._queue:
             return
         if not self._is_admitted:
-            self._early.append((method, properties, body))
+            self._early.append(arrival)
         elif self._dealer is not None:
-            self._dealer.deal(method, properties, body)
+            self._dealer.deal(arrival)
         else:
-            self._keep(queue, method, properties, body)
+            self._keep(queue, arrival)
 
-    def _keep(
-        self,
-        queue: Queue,
-        method: spec.Basic.Deliver,
-        properties: BasicProperties,
-        body: bytes,
-    ) -> None:
+    def _keep(self, queue: Queue, arrival: Arrival) -> None:
         if not queue.consuming:
             return
-        tag, routing_key = method.delivery_tag, method.routing_key
-        assert tag is not None
-        assert routing_key is not None
+        tag, routing_key, is_redelivered, properties, body = arrival
         message, problem = from_delivery(properties, routing_key, body)
-        if method.redelivered and message.id in self._done:
+        if is_redelivered and message.id in self._done:
             queue.ack(tag)  # the first ack was lost with its connection
             return
         attempts, due = self._failures.get(message.id, (0, 0.0))
@@ -519,7 +503,7 @@ class RabbitMQSource:
             place=next(self._places),
             message=message,
             problem=problem,
-            history=REDELIVERED if method.redelivered else FIRST_DELIVERY,
+            history=REDELIVERED if is_redelivered else FIRST_DELIVERY,
             published_at=published_at(properties),
             attempts=attempts,
         )

@@ -277,11 +277,6 @@ class LaneKeys:
         """The number of messages and keys known to be claimable."""
         return len(self.draining) + len(self.due)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether messages that waited can be claimed."""
-        return bool(self.draining or self.due)
-
     def is_blocked(self, key: str) -> bool:
         """Whether new messages of a key must wait, if the log was read."""
         return short(key) in self.blocked

@@ -496,4 +496,4 @@ def test_a_key_is_unblocked_once_a_claim_contains_all_its_waiting_messages() -> 
 
     keys.claimed(16, claim.cut(2))
     assert not keys.blocked
-    assert not keys.has_work
+    assert not keys.size
