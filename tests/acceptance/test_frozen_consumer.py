@@ -88,7 +88,7 @@ def test_of_two_processes_that_settle_the_same_messages_only_one_does(
     def are_settling(processes: int) -> bool:
         # One that waits for too long tries again, and its first statement still waits.
         ((settling,),) = inspection.rows(SETTLING)
-        return settling >= processes
+        return bool(settling >= processes)
 
     url = f"{broker.url}&lease=2s"
     with psycopg.connect(inspection.url) as gate:
