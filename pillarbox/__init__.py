@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from pillarbox.inbox.guard import guard
     from pillarbox.inbox.idempotent import idempotent, message_id
     from pillarbox.inbox.jobs.job import AsyncJob, Job
-    from pillarbox.inbox.receipt import record_receipt
+    from pillarbox.inbox.receipt import ForeignId, record_receipt
     from pillarbox.inbox.source import Delivery, Source
+    from pillarbox.inbox.webhook.app import WebhookApp
+    from pillarbox.outbox.administration.autogenerate import LeaveOut
     from pillarbox.outbox.cancellation import Cancelled, TooLate, UnknownMessage, cancel
     from pillarbox.outbox.errors import (
         BrokerUnavailableError,
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
     from pillarbox.outbox.events import Event
     from pillarbox.outbox.message import Message
     from pillarbox.outbox.message_id import uuid7
+    from pillarbox.outbox.observability.opentelemetry import instrument
     from pillarbox.outbox.payload.jsonable import jsonable
     from pillarbox.outbox.payload.payload_codec import PayloadCodec
     from pillarbox.outbox.payload.schema_registry import REGISTRY, SchemaRegistry, event
+    from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
     from pillarbox.outbox.retry import RetryPolicy
     from pillarbox.outbox.unsent import UnsentMessagesWarning
     from pillarbox.outbox.writer import add, insert_statement
@@ -57,9 +61,11 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "Event",
+    "ForeignId",
     "HandlerTransactionError",
     "InvalidMessageError",
     "Job",
+    "LeaveOut",
     "Message",
     "Nacked",
     "OutboxError",
@@ -74,15 +80,19 @@ __all__ = [
     "TooLate",
     "UnknownMessage",
     "UnsentMessagesWarning",
+    "WebhookApp",
     "add",
     "cancel",
+    "conninfo",
     "event",
     "guard",
     "idempotent",
     "insert_statement",
+    "instrument",
     "jsonable",
     "message_id",
     "record_receipt",
+    "sqlalchemy_url",
     "uuid7",
 ]
 
@@ -92,17 +102,21 @@ _NAMES: Final = {
     "inbox.guard": "guard",
     "inbox.idempotent": "idempotent message_id",
     "inbox.jobs.job": "AsyncJob Job",
-    "inbox.receipt": "record_receipt",
+    "inbox.receipt": "ForeignId record_receipt",
     "inbox.source": "Delivery Source",
+    "inbox.webhook.app": "WebhookApp",
+    "outbox.administration.autogenerate": "LeaveOut",
     "outbox.cancellation": "Cancelled TooLate UnknownMessage cancel",
     "outbox.errors": "BrokerUnavailableError ConfigError DatabaseUnavailableError "
     "InvalidMessageError OutboxError",
     "outbox.events": "Event",
     "outbox.message": "Message",
     "outbox.message_id": "uuid7",
+    "outbox.observability.opentelemetry": "instrument",
     "outbox.payload.jsonable": "jsonable",
     "outbox.payload.payload_codec": "PayloadCodec",
     "outbox.payload.schema_registry": "REGISTRY SchemaRegistry event",
+    "outbox.postgres.connection": "conninfo sqlalchemy_url",
     "outbox.retry": "RetryPolicy",
     "outbox.unsent": "UnsentMessagesWarning",
     "outbox.writer": "add insert_statement",

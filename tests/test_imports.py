@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pillarbox
+import pillarbox.testing
 from pillarbox.outbox.cli.command import FAILED
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
@@ -58,6 +59,16 @@ def test_import_pillarbox_loads_the_standard_library_alone() -> None:
 @pytest.mark.parametrize("name", pillarbox.__all__)
 def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(pillarbox, name).__module__ != "pillarbox"
+
+
+@pytest.mark.parametrize("name", pillarbox.testing.__all__)
+def test_every_helper_for_tests_can_be_imported(name: str) -> None:
+    assert getattr(pillarbox.testing, name).__module__ != "pillarbox.testing"
+
+
+def test_what_was_added_is_asked_without_pytest_or_a_driver() -> None:
+    everything = loaded("from pillarbox.testing import added")
+    assert not {"pytest", "psycopg"} & everything
 
 
 def test_a_process_that_writes_no_messages_loads_no_sqlalchemy() -> None:

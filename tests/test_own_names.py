@@ -69,8 +69,7 @@ def bill(session, message):
 import asyncio
 
 from outbox.message import place
-from pillarbox.inbox.testing.drain import drain
-from pillarbox.outbox.testing import added
+from pillarbox.testing import added, drain
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 

@@ -18,13 +18,14 @@ PAGE: Final = Path(__file__).parent / "api.md"
 _GROUPS: Final = {
     "Writing": (
         "add Message insert_statement cancel Cancelled TooLate UnknownMessage event "
-        "SchemaRegistry REGISTRY PayloadCodec jsonable uuid7"
+        "SchemaRegistry REGISTRY PayloadCodec jsonable uuid7 sqlalchemy_url conninfo "
+        "LeaveOut"
     ),
     "Consuming": (
-        "idempotent guard record_receipt message_id Consumer Job AsyncJob RetryLater "
-        "DeadLetter"
+        "idempotent guard record_receipt message_id ForeignId Consumer WebhookApp Job "
+        "AsyncJob RetryLater DeadLetter"
     ),
-    "The relay": "Relay RelayConfig RetryPolicy Event",
+    "The relay": "Relay RelayConfig RetryPolicy Event instrument",
     "Errors": (
         "OutboxError InvalidMessageError ConfigError HandlerTransactionError "
         "DatabaseUnavailableError BrokerUnavailableError UnsentMessagesWarning"

@@ -11,8 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
 from examples.frameworks.billing import invoice
-from pillarbox import guard
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import guard, sqlalchemy_url
 
 app = Celery("billing", broker=os.environ["PILLARBOX_BROKER_URL"])
 app.conf.task_acks_late = True  # ack after the commit, not before the work

@@ -17,8 +17,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from psycopg.conninfo import conninfo_to_dict
 
-from pillarbox import Message, add
-from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox import Message, add, conninfo
 
 database = conninfo_to_dict(conninfo(os.environ["PILLARBOX_DATABASE_URL"]))
 settings.configure(

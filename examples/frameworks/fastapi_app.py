@@ -20,9 +20,7 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from examples.frameworks.billing import invoice
-from pillarbox import guard
-from pillarbox.inbox.receipt import ForeignId
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import ForeignId, guard, sqlalchemy_url
 
 app = FastAPI()
 engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))

@@ -20,8 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 import pillarbox
 from examples.frameworks.shop import Order, is_duplicate
-from pillarbox import Message
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message, sqlalchemy_url
 
 
 class NewOrder(BaseModel):

@@ -16,8 +16,8 @@ from faststream import AckPolicy, Context, FastStream
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from examples.frameworks.billing import invoice
+from pillarbox import sqlalchemy_url
 from pillarbox.inbox.frameworks.faststream import Idempotent
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"

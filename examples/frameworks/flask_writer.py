@@ -11,8 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from examples.frameworks.shop import is_duplicate
-from pillarbox import Message, add
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message, add, sqlalchemy_url
 
 
 class Base(DeclarativeBase):

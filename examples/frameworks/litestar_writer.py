@@ -19,8 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.frameworks.shop import Order, is_duplicate
-from pillarbox import Message, add
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import Message, add, sqlalchemy_url
 
 
 @dataclass

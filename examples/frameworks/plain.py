@@ -16,8 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from examples.frameworks.billing import invoice
-from pillarbox import idempotent
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
+from pillarbox import idempotent, sqlalchemy_url
 
 STREAM: Final = "orders.placed"
 GROUP: Final = "billing"

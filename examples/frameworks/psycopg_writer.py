@@ -8,8 +8,7 @@ import sys
 
 import psycopg
 
-from pillarbox import Message, add
-from pillarbox.outbox.postgres.connection import conninfo
+from pillarbox import Message, add, conninfo
 
 
 def place(connection: psycopg.Connection, reference: str) -> None:

@@ -7,7 +7,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from pillarbox.outbox.testing.databases import Databases
+from pillarbox.testing import Databases
 
 pytest_plugins = ["pillarbox.outbox.testing.plugin"]
 

@@ -13,8 +13,7 @@ from orders.app import NewOrder, app, place, transaction
 from orders.billing import bill, consumer
 from orders.database import Invoice
 from orders.events import OrderPlaced
-from pillarbox.inbox.testing.drain import drain
-from pillarbox.outbox.testing import added
+from pillarbox.testing import added, drain
 
 Sessions = async_sessionmaker[AsyncSession]
 ADA = {"customer": "Ada Lovelace", "amount": "9.50"}

@@ -13,12 +13,11 @@ from typing import Final
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from pillarbox import uuid7
+from pillarbox import sqlalchemy_url, uuid7
 from pillarbox.inbox.demo import tally
 from pillarbox.inbox.demo.model import Base, Handled, Order
 from pillarbox.inbox.demo.orders import Shop
 from pillarbox.outbox.cli.command import DATABASE_VARIABLE, url_of
-from pillarbox.outbox.postgres.connection import sqlalchemy_url
 
 _TICK: Final = 0.5
 

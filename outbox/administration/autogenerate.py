@@ -2,7 +2,7 @@
 
 In the `run_migrations_online` of your env.py, with or without `include_schemas`:
 
-    from pillarbox.outbox.administration.autogenerate import LeaveOut
+    from pillarbox import LeaveOut
 
     leave_out = LeaveOut(connection)
     context.configure(

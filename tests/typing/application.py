@@ -26,6 +26,7 @@ from pillarbox import (
     Delivery,
     Event,
     Job,
+    LeaveOut,
     Message,
     Nacked,
     Publisher,
@@ -43,9 +44,7 @@ from pillarbox import (
     uuid7,
 )
 from pillarbox.inbox.source import Abilities
-from pillarbox.inbox.testing.drain import DeadLettered, Drained, drain
-from pillarbox.outbox.administration.autogenerate import LeaveOut
-from pillarbox.outbox.testing import added
+from pillarbox.testing import DeadLettered, Drained, added, drain
 
 
 @event("orders.placed", version=2)

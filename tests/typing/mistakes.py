@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from pillarbox import Acked, Consumer, Message, Publisher, add, event, guard
-from pillarbox.outbox.testing import added
+from pillarbox.testing import added
 
 
 @event("orders.placed")
