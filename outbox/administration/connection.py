@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import psycopg
-from psycopg.rows import TupleRow
+from psycopg.rows import Row, TupleRow
+from typing_extensions import override
 
 from pillarbox.outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
 from pillarbox.outbox.postgres.connection import PIN_SESSION, conninfo
@@ -21,6 +22,24 @@ _RIGHTS: Final = (
     "connect as a member of pillarbox_monitor to read, of pillarbox_maintainer to run "
     "the upkeep, or of pillarbox_owner to change the policy"
 )
+
+
+class _Cursor(psycopg.Cursor[Row]):
+    """Notes in each error whose it is: a command may have opened several databases."""
+
+    @override
+    def execute(self, *args: Any, **options: Any) -> Self:
+        """Execute a statement."""
+        try:
+            return super().execute(*args, **options)
+        except psycopg.Error as error:
+            error.add_note(address_of(self.connection))
+            raise
+
+
+def address_of(connection: "psycopg.Connection[Any]") -> str:
+    """Return where a database is, for people."""
+    return f"{connection.info.host}:{connection.info.port}/{connection.info.dbname}"
 
 
 @contextmanager
@@ -44,7 +63,9 @@ def administration(
     with (
         errors_explained(url, rights),
         psycopg.connect(
-            conninfo(url, application_name=application_name), autocommit=True
+            conninfo(url, application_name=application_name),
+            autocommit=True,
+            cursor_factory=_Cursor,
         ) as connection,
     ):
         connection.execute(PIN_SESSION)
@@ -63,13 +84,14 @@ def errors_explained(url: str, rights: str = _RIGHTS) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        where = next(iter(getattr(error, "__notes__", ())), None)
         if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
             raise DatabaseUnavailableError(
-                f"can't reach the database {without_password(url)}: {message_of(error)}"
+                f"can't reach the database {where or without_password(url)}: "
+                f"{message_of(error)}"
             ) from error
-        raise UpkeepError(
-            f"{error.diag.message_primary or error}; {_remedy(error, rights)}"
-        ) from error
+        text = f"{error.diag.message_primary or error}; {_remedy(error, rights)}"
+        raise UpkeepError(f"{where}: {text}" if where else text) from error
 
 
 def _remedy(error: psycopg.Error, rights: str) -> str:

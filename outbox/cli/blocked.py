@@ -1,23 +1,25 @@
 """`pillarbox blocked`: refused messages that wait, and the keys that they block."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.readers import list_consumers
 from pillarbox.outbox.cli.command import (
-    Database,
+    Databases,
     Json,
     Limit,
     SideOption,
     command,
     new_app,
-    opened,
+    opened_all,
 )
 from pillarbox.outbox.cli.output import write_json, write_line, write_table
 from pillarbox.outbox.dead_letters.statement import Schema
 from pillarbox.outbox.observability.measures.failures import Blocked, read_blocked
-from pillarbox.outbox.observability.measures.processes import list_processes
+from pillarbox.outbox.observability.measures.processes import Process, list_processes
 
 _RIGHTS: Final = (
     "GRANT pillarbox_monitor TO its role; for one side, with --side, pillarbox_relay "
@@ -51,35 +53,62 @@ def blocked(
     *,
     side: SideOption = None,
     limit: Limit = _MOST,
-    database: Database = None,
+    database: Databases = None,
     json: Json = False,
 ) -> None:
     """List refused messages that wait for a retry, and the keys that they block."""
     now = datetime.now(UTC)
     sides: tuple[Schema, ...] = ("outbox", "inbox") if side is None else (side,)
-    with opened(database, "blocked", rights=_RIGHTS) as connection:
-        found = Blocked()
-        listed: list[str] = []
-        if "outbox" in sides:
-            found = read_blocked(connection, limit or _MOST)
-            # That of a queue has a name after that of the consumer.
-            listed = [it.partition("--")[0] for it in list_consumers(connection)]
-        running = [
-            it
-            for schema in sides
-            for it in list_processes(connection, schema)
-            if it.blocked_keys or it.failing_since is not None or it.is_overdue(now)
-        ]
-    others = (it for it in running if it.kind != "relay" and it.name not in listed)
-    found = replace(found, keys=found.keys + sum(it.blocked_keys for it in others))
+    with opened_all(database, "blocked", rights=_RIGHTS) as databases:
+        read = {
+            name: _read(connection, sides, limit or _MOST, now)
+            for name, connection in databases.items()
+        }
     if json:
-        counted = asdict(found)
-        write_json({"messages": counted.pop("oldest"), **counted, "processes": running})
+        write_json([_as_json(name, *found) for name, found in read.items()])
         return
+    for name, found in read.items():
+        _write(name, *found, now)
+
+
+def _read(
+    connection: AdministrationConnection,
+    sides: Sequence[Schema],
+    limit: int,
+    now: datetime,
+) -> tuple[Blocked, Sequence[Process]]:
+    found = Blocked()
+    listed: list[str] = []
+    if "outbox" in sides:
+        found = read_blocked(connection, limit)
+        # That of a queue has a name after that of the consumer.
+        listed = [it.partition("--")[0] for it in list_consumers(connection)]
+    running = [
+        it
+        for schema in sides
+        for it in list_processes(connection, schema)
+        if it.blocked_keys or it.failing_since is not None or it.is_overdue(now)
+    ]
+    others = (it for it in running if it.kind != "relay" and it.name not in listed)
+    keys = found.keys + sum(it.blocked_keys for it in others)
+    return replace(found, keys=keys), running
+
+
+def _as_json(
+    name: str, found: Blocked, running: Sequence[Process]
+) -> dict[str, object]:
+    counted = asdict(found)
+    messages = counted.pop("oldest")
+    return {"database": name, "messages": messages, **counted, "processes": running}
+
+
+def _write(
+    name: str, found: Blocked, running: Sequence[Process], now: datetime
+) -> None:
     if found.keys or found.without_key or running:
-        write_line(found.summary)
+        write_line(f"{name}: {found.summary}")
     else:
-        write_line("no key is blocked, and no refused message waits")
+        write_line(f"{name}: no key is blocked, and no refused message waits")
     if found.oldest:
         write_table(
             _COLUMNS,

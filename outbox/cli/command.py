@@ -3,8 +3,9 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
+_SECOND_URL: Final = re.compile(r"\s\S+://")
 CHILD_VARIABLE: Final = "PILLARBOX_PROCESS"
 """Set by the parent of several processes for each of them."""
 FAILED: Final = 2
@@ -50,6 +52,18 @@ Database: TypeAlias = Annotated[
         envvar=DATABASE_VARIABLE,
         help="The database, as postgresql://user@host:port/name. "
         f"{DATABASE_VARIABLE}_FILE may name a file that holds the URL.",
+        show_default=False,
+    ),
+]
+Databases: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar=DATABASE_VARIABLE,
+        help="A database, as postgresql://user@host:port/name; repeat it for several. "
+        f"The variable takes several URLs, and {DATABASE_VARIABLE}_FILE several files, "
+        "with spaces between them.",
         show_default=False,
     ),
 ]
@@ -363,8 +377,32 @@ def url_of(value: str | None, option: str, variable: str) -> str:
     return url
 
 
-database_url: Final = partial(url_of, option="database", variable=DATABASE_VARIABLE)
-"""As `url_of`, for the database."""
+def database_url(value: str | None) -> str:
+    """Return a URL as `url_of`, for a command that takes one database.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    url = url_of(value, "database", DATABASE_VARIABLE)
+    if _SECOND_URL.search(url):
+        raise ConfigError(
+            f"{DATABASE_VARIABLE} names several databases, and this command takes one: "
+            "use --database URL"
+        )
+    return url
+
+
+def database_urls(given: Sequence[str] | None) -> Sequence[str]:
+    """Return the URLs of a command that takes several databases.
+
+    Raises:
+        ConfigError, PrerequisiteError: as for `url_of`.
+    """
+    name = f"{DATABASE_VARIABLE}_FILE"
+    paths = os.environ.get(name, "").split()
+    return given or [FileUrl.read(name, it) for it in paths] or [database_url(None)]
+
+
 broker_url: Final = partial(url_of, option="broker", variable=BROKER_VARIABLE)
 """As `url_of`, for the broker."""
 
@@ -395,3 +433,31 @@ def opened(
     ) as connection:
         connection.execute("SET timezone = 'UTC'")
         yield connection
+
+
+@contextmanager
+def opened_all(
+    databases: Sequence[str] | None, command: str, **options: Any
+) -> Iterator[Mapping[str, "AdministrationConnection"]]:
+    """Open databases as `opened` does, each with the shortest name that only it has.
+
+    Raises:
+        ConfigError, OutboxError: as for `database_urls` and `opened`.
+    """
+    from pillarbox.outbox.administration.connection import address_of
+
+    with ExitStack() as stack:
+        connections = {
+            address_of(it): it
+            for it in (
+                stack.enter_context(opened(url, command, **options))
+                for url in database_urls(databases)
+            )
+        }
+        names = [it.info.dbname for it in connections.values()]
+        yield {
+            name if names.count(name) == 1 else address: connection
+            for name, (address, connection) in zip(
+                names, connections.items(), strict=True
+            )
+        }

@@ -3,7 +3,7 @@
 import json as json_module
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from pillarbox.outbox.cli.command import (
     Codec,
     ConsumerPath,
     Database,
+    Databases,
     DryRun,
     Json,
     Key,
@@ -35,7 +36,7 @@ from pillarbox.outbox.cli.command import (
     command,
     database_url,
     new_app,
-    opened,
+    opened_all,
 )
 from pillarbox.outbox.cli.output import (
     progress,
@@ -70,8 +71,6 @@ _COLUMNS: Final = (
 )
 
 _ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
-
-_Tables: TypeAlias = Mapping[Side, DeadLetterTable]
 
 app = new_app("List, show, retry, discard or export dead letters of both sides.")
 
@@ -116,14 +115,29 @@ class Filters:
         return Criteria(status=status, max_rows=limit, **asdict(self))
 
 
-class _Found(NamedTuple):
-    """A dead letter and its side."""
+class _Table(NamedTuple):
+    """The dead letters of one side of a database."""
 
+    database: str
     side: Side
-    letter: Summary
+    rows: DeadLetterTable
 
-    def as_json(self) -> dict[str, Any]:
-        return {"side": self.side.schema, **self.letter.as_json()}
+    def as_json(self, letter: Summary) -> dict[str, Any]:
+        return {
+            "database": self.database,
+            "side": self.side.schema,
+            **letter.as_json(),
+        }
+
+
+_Tables: TypeAlias = Sequence[_Table]
+
+
+class _Found(NamedTuple):
+    """A dead letter and its table."""
+
+    table: _Table
+    letter: Summary
 
 
 @command(app, "list")
@@ -133,7 +147,7 @@ def _list(
     filters: Filters,
     state: State = "PENDING",
     limit: Limit = 50,
-    database: Database = None,
+    database: Databases = None,
     json: Json = False,
 ) -> None:
     """List dead letters of both sides, the newest first."""
@@ -142,7 +156,7 @@ def _list(
         found = _select(tables, criteria)
     newest_first = found[::-1][:limit]
     if json:
-        write_json([it.as_json() for it in newest_first])
+        write_json([it.table.as_json(it.letter) for it in newest_first])
     else:
         _write(newest_first)
 
@@ -158,17 +172,17 @@ def show(
     ],
     *,
     side: SideOption = None,
-    database: Database = None,
+    database: Databases = None,
     json: Json = False,
 ) -> None:
     """Show one dead letter with everything that was stored."""
     with _open_tables(database, load_sides(side)) as tables:
-        found = _find(id, tables)
-        letter = tables[found.side].read(found.letter.id)
+        table, found = _find(id, tables)
+        letter = table.rows.read(found.id)
     if json:
-        write_json({"side": found.side.schema, **letter.as_json()})
+        write_json(table.as_json(letter))
     else:
-        sys.stdout.write(_page_of(found.side, letter))
+        sys.stdout.write(_page_of(table, letter))
 
 
 @command(app)
@@ -178,7 +192,7 @@ def discard(
     reason: Reason,
     side: SideOption = None,
     filters: Filters,
-    database: Database = None,
+    database: Databases = None,
 ) -> None:
     """Discard dead letters: they are never retried again."""
     if not reason.strip():
@@ -189,8 +203,7 @@ def discard(
     with _open_tables(database, load_sides(side)) as tables:
         chosen = _choose(tables, ids, filters.criteria(Status.PENDING))
         discarded = sum(
-            table.discard(_candidates(chosen, its_side), reason)
-            for its_side, table in tables.items()
+            it.rows.discard(_candidates(chosen, it), reason) for it in tables
         )
     settled = len(chosen) - discarded
     text = f", {settled} were settled already" if settled else ""
@@ -203,15 +216,14 @@ def export(
     side: SideOption = None,
     filters: Filters,
     state: State = "ANY",
-    database: Database = None,
+    database: Databases = None,
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
     with _open_tables(database, load_sides(side)) as tables:
         criteria = filters.criteria(_status(state))
-        streams = [zip(repeat(s), t.oldest_first(criteria)) for s, t in tables.items()]
-        for found, candidate in merge(*streams, key=lambda it: it[1].created_at):
-            letter = tables[found].read(candidate.id)
-            values = {"side": found.schema, **letter.as_json()}
+        streams = [zip(repeat(it), it.rows.oldest_first(criteria)) for it in tables]
+        for table, candidate in merge(*streams, key=lambda it: it[1].created_at):
+            values = table.as_json(table.rows.read(candidate.id))
             sys.stdout.write(f"{json_module.dumps(values, default=to_json)}\n")
 
 
@@ -257,22 +269,22 @@ def retry(
                 it: await stack.enter_async_context(it.open_retrier(options, on_event))
                 for it in sides
             }
-            with _open_tables(options.database, sides) as tables:
+            with _open_tables([options.database], sides) as tables:
                 found = _choose(tables, ids, filters.criteria(Status.PENDING))
             chosen = [
                 it
                 for it in found
-                if ids or retriers[it.side].origin in {None, it.letter.origin}
+                if ids or retriers[it.table.side].origin in {None, it.letter.origin}
             ][:limit]
             if dry_run:
                 _write(chosen)
                 return None
             with progress(len(chosen)) as show_progress:
                 done = count(1)
-                for its_side, retrier in retriers.items():
+                for table in tables:
                     retried = await retry_all(
-                        retrier,
-                        _candidates(chosen, its_side),
+                        retriers[table.side],
+                        _candidates(chosen, table),
                         max_per_second=rate,
                         on_outcome=lambda _: show_progress(next(done)),
                     )
@@ -287,11 +299,11 @@ def retry(
     return 1 if counts["failed"] else 0
 
 
-def _candidates(chosen: Sequence[_Found], side: Side) -> list[Candidate]:
+def _candidates(chosen: Sequence[_Found], table: _Table) -> list[Candidate]:
     return [
         Candidate(it.letter.id, it.letter.created_at)
         for it in chosen
-        if it.side is side
+        if it.table is table
     ]
 
 
@@ -312,24 +324,26 @@ def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
 
 
 @contextmanager
-def _open_tables(database: str | None, sides: Sequence[Side]) -> Iterator[_Tables]:
-    """Open the dead letters of these sides."""
+def _open_tables(
+    databases: Sequence[str] | None, sides: Sequence[Side]
+) -> Iterator[_Tables]:
+    """Open the dead letters of these sides of each database."""
     roles = " and ".join(_ROLES[side.schema] for side in sides)
     rights = f"GRANT {roles} TO its role; pillarbox_monitor is enough to list them"
     if len(sides) > 1:
         rights += "; --side outbox or --side inbox leaves the other side out"
-    with opened(database, "dead letters", rights=rights) as connection:
-        yield {
-            it: DeadLetterTable(connection, it.schema, it.on_discard) for it in sides
-        }
+    with opened_all(databases, "dead letters", rights=rights) as opened:
+        yield [
+            _Table(name, it, DeadLetterTable(connection, it.schema, it.on_discard))
+            for name, connection in opened.items()
+            for it in sides
+        ]
 
 
 def _select(tables: _Tables, criteria: Criteria) -> list[_Found]:
-    """Return the dead letters of both sides that match, the oldest first."""
+    """Return the dead letters that match, the oldest first."""
     found = [
-        _Found(side, it)
-        for side, table in tables.items()
-        for it in table.summaries(criteria)
+        _Found(table, it) for table in tables for it in table.rows.summaries(criteria)
     ]
     return sorted(found, key=lambda it: it.letter.created_at)
 
@@ -344,7 +358,9 @@ def _find(id: str, tables: _Tables) -> _Found:
     with suppress(ValueError):  # it isn't an id
         found = _select(tables, Criteria(status=None, id=UUID(id)))
     if not found:
-        names = " or ".join(f"{side.schema}.dead_letter" for side in tables)
+        names = " or ".join(
+            f"{it.side.schema}.dead_letter of {it.database}" for it in tables
+        )
         raise ConfigError(
             f"dead letter {shorten(id)}: not found in {names}; list shows them"
         )
@@ -387,7 +403,7 @@ def _write(found: Sequence[_Found]) -> None:
             (
                 it.letter.id,
                 now - it.letter.created_at,
-                it.side.schema,
+                f"{it.table.database} {it.table.side.schema}",
                 it.letter.status,
                 it.letter.topic,
                 it.letter.key,
@@ -401,9 +417,9 @@ def _write(found: Sequence[_Found]) -> None:
     )
 
 
-def _page_of(side: Side, letter: Letter) -> str:
+def _page_of(table: _Table, letter: Letter) -> str:
     """Return all that is stored about one dead letter, as text."""
-    values = {"side": side.schema, **letter.as_json()}
+    values = table.as_json(letter)
     headers, trace = values.pop("headers"), values.pop("error_stacktrace")
     if "payload_json" in values:
         payload = _indented(values.pop("payload_json"))

@@ -2,18 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from pillarbox.outbox.administration.check import Finding, Severity, status_of
 from pillarbox.outbox.administration.checks.upkeep import Upkeep
 from pillarbox.outbox.administration.doctor import examine_quickly, run_checks
 from pillarbox.outbox.cli.command import (
-    Database,
+    Databases,
     Json,
     command,
     new_app,
-    opened,
+    opened_all,
 )
 from pillarbox.outbox.cli.output import lines_of, write_json, write_line, write_table
 from pillarbox.outbox.duration import (
@@ -38,15 +38,27 @@ app = new_app()
     "shown if it reads the outbox; other brokers know what waits there. A consumer is "
     "shown in the database of its handlers.",
 )
-def status(*, database: Database = None, json: Json = False) -> int:
-    """Show whether all is well, and what waits, fails and runs, on one screen."""
-    with opened(database, "status") as connection:
-        overview, findings = examine_quickly(connection)
-        findings += (*run_checks(connection, ["superuser"]),)
-    code = status_of(findings)
+def status(*, database: Databases = None, json: Json = False) -> int:
+    """Show whether all is well, and what waits, fails and runs, in each database."""
+    read: list[tuple[Overview, tuple[Finding, ...]]] = []
+    with opened_all(database, "status") as databases:
+        for name, connection in databases.items():
+            overview, findings = examine_quickly(connection)
+            findings += (*run_checks(connection, ["superuser"]),)
+            read.append((replace(overview, database=name), findings))
+    code = status_of([it for _, findings in read for it in findings])
     if json:
-        write_json({"status": code, **asdict(overview), "findings": findings})
+        shown = [{**asdict(it), "findings": findings} for it, findings in read]
+        write_json({"status": code, "databases": shown})
         return code
+    for number, (overview, findings) in enumerate(read):
+        if number:
+            write_line("", "")
+        _write_overview(overview, findings)
+    return code
+
+
+def _write_overview(overview: Overview, findings: Sequence[Finding]) -> None:
     _write_answer(overview, findings)
     write_line("")
     for part in (_outbox, _blocked, _processes):
@@ -56,7 +68,6 @@ def status(*, database: Database = None, json: Json = False) -> int:
     _write_tables(overview)
     write_line("")
     _write_upkeep(overview.upkeep)
-    return code
 
 
 def _write_answer(overview: Overview, findings: Sequence[Finding]) -> None:

@@ -1,7 +1,6 @@
 """`pillarbox trace`: the life of a message, and the tree of what it caused."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from pillarbox.outbox.cli.command import (
-    DATABASE_VARIABLE,
+    Databases,
     Json,
     Limit,
     Since,
     command,
     new_app,
-    opened,
+    opened_all,
 )
 from pillarbox.outbox.cli.output import (
     branch,
@@ -29,7 +28,6 @@ from pillarbox.outbox.errors import ConfigError, shorten
 from pillarbox.outbox.logs.printable import count
 from pillarbox.outbox.observability.message_life import (
     MOST_MESSAGES,
-    Databases,
     Found,
     Life,
     LifeStep,
@@ -43,6 +41,8 @@ from pillarbox.outbox.observability.message_life import (
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+    from pillarbox.outbox.administration.connection import AdministrationConnection
 
 _STATUS: Final = {Found.FOUND: 0, Found.NOT_FOUND: 1, Found.NOT_KNOWABLE: 4}
 _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
@@ -75,31 +75,14 @@ def trace(
     ] = None,
     since: Since = None,
     limit: Limit = MOST_MESSAGES,
-    database: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--database",
-            metavar="URL",
-            envvar=DATABASE_VARIABLE,
-            help="The database; may be repeated to search those of consumers, too. "
-            "The variable takes several, with spaces between them.",
-            show_default=False,
-        ),
-    ] = None,
+    database: Databases = None,
     json: Json = False,
 ) -> int:
     """Show the life of a message, and the messages that it caused, as a tree."""
     if (id is None) == (key is None):
         raise ConfigError("give the id of a message, or --key KEY, and not both")
     limit = limit or MOST_MESSAGES
-    urls: Sequence[str | None] = database or [None]
-    with ExitStack() as stack:
-        connections = [
-            stack.enter_context(opened(url, "trace", rights=_RIGHTS)) for url in urls
-        ]
-        databases = {
-            f"{it.info.host}:{it.info.port}/{it.info.dbname}": it for it in connections
-        }
+    with opened_all(database, "trace", rights=_RIGHTS) as databases:
         if id is not None:
             found = read_trace(databases, read_id(id), max_messages=limit)
             if json:
@@ -113,7 +96,12 @@ def trace(
 
 
 def _show_key(
-    databases: Databases, key: str, since: datetime, limit: int, *, as_json: bool
+    databases: Mapping[str, "AdministrationConnection"],
+    key: str,
+    since: datetime,
+    limit: int,
+    *,
+    as_json: bool,
 ) -> int:
     found = read_lives_of_key(databases, key, since=since, max_messages=limit)
     if as_json:

@@ -248,11 +248,15 @@ def read_trace(
         is_cut = reader.find_effects(id, max_messages)
         lives = reader.read_lives([id, *causes, *reader.envelopes])
         life = _with_effects(lives, id)
+        led_to_it = tuple(lives[it] for it in causes)
         unknown, may_be_gone = _unknown(databases, life)
+        if missing := "; ".join(_elsewhere(life, led_to_it)):
+            where = " or ".join(databases)
+            unknown += (f"not in {where}: {missing}; add its database: --database URL",)
         return Trace(
             found=_found(bool(life.steps or life.caused), may_be_gone=may_be_gone),
             life=life,
-            causes=tuple(lives[it] for it in causes),
+            causes=led_to_it,
             is_cut=is_cut,
             failing=_failing(databases, life),
             unknown=unknown,
@@ -553,13 +557,19 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
                 f"{table}{where} {begins}, after this message; what was before was"
                 " dropped, or never was"
             )
+    return tuple(texts), may_be_gone
+
+
+def _elsewhere(life: Life, causes: Sequence[Life]) -> Iterator[str]:
+    """Yield what another database records, as far as these ones show that there is."""
+    if life.steps and not life.envelopes:
+        yield "its outbox"
+    for cause in causes:
+        if not cause.envelopes:
+            yield f"the outbox of {cause.id}, which led to it"
     is_shown = any(it.consumer and it.source[:6] == "inbox." for it in life.steps)
     if life.published_at is not None and not is_shown:
-        texts.append(
-            "what came of it: only consumers whose database was given leave anything"
-            " here"
-        )
-    return tuple(texts), may_be_gone
+        yield "what consumers did with it"
 
 
 def _low_water(

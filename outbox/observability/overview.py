@@ -98,7 +98,8 @@ def read_overview(
     at, database, is_standby, has_schema = row
     if not has_schema:
         raise UpkeepError(
-            "this database has no table outbox.message; run pillarbox migrate"
+            f"the database {database} has no table outbox.message; run pillarbox "
+            "migrate"
         )
     reading = Reading(connection, scope or Scope(), at.astimezone(UTC))
     missing: list[Finding] = []

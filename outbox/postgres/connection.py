@@ -148,6 +148,10 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     Settings in the URL override pillarbox's. A URL from a file is read again, so that
     each connection has the present password.
 
+    Args:
+        url: as `postgresql://user@host:port/name`.
+        application_name: what `pg_stat_activity` shows.
+
     Raises:
         ConfigError: it isn't a valid PostgreSQL URL.
     """
@@ -184,7 +188,11 @@ def _is_port(text: str) -> bool:
 
 
 def sqlalchemy_url(url: str) -> str:
-    """Return the URL with SQLAlchemy's name for psycopg 3, after checking it."""
+    """Return the URL with SQLAlchemy's name for psycopg 3, after checking it.
+
+    Args:
+        url: as `postgresql://user@host:port/name`.
+    """
     conninfo(url)
     return f"postgresql+psycopg://{url.partition('://')[2]}"
 

@@ -144,7 +144,7 @@ async def show_message(request: Request) -> Response:
     id = read_id(request.query_params.get("id", "").strip())
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
-        found = read_trace({"": connection}, id)
+        found = read_trace({connection.info.dbname: connection}, id)
         return found, _contents(connection, found.life, frame, viewer)
 
     found, contents = await frame.database.run(read, request)

@@ -574,7 +574,9 @@ def test_before_the_first_reader_there_is_one_notice(
 
     def findings(command: str) -> list[tuple[str, str, str]]:
         main([command, "--json", "--database", url])
-        found = json.loads(capsys.readouterr().out)["findings"]
+        said = json.loads(capsys.readouterr().out)
+        (shown,) = said["databases"] if command == "status" else [said]
+        found = shown["findings"]
         return [
             (it["severity"], it["finding"], it["remedy"])
             for it in found
@@ -627,7 +629,7 @@ def test_the_commands_for_messages_that_no_reader_gets_can_be_pasted(
     def finding() -> tuple[str, str] | None:
         capsys.readouterr()
         main(["status", "--json", "--database", url])
-        found = json.loads(capsys.readouterr().out)["findings"]
+        found = json.loads(capsys.readouterr().out)["databases"][0]["findings"]
         return next(
             (
                 (it["finding"], it["remedy"])

@@ -291,7 +291,8 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
         )
         for command in ("status", "blocked", "doctor", "readers list"):
             said[command] = await asyncio.to_thread(run, *command.split())
-        status = json.loads(await asyncio.to_thread(run, "status", "--json"))
+        shown = json.loads(await asyncio.to_thread(run, "status", "--json"))
+        (status,) = shown["databases"]
         said["trace"] = await asyncio.to_thread(run, "trace", str(handled.id))
         said["its key"] = await asyncio.to_thread(run, "trace", str(behind.id))
         said["sessions"] = str(execute(database_url, SESSIONS))

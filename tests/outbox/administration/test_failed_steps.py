@@ -144,7 +144,7 @@ def test_whatever_keeps_a_partition_stops_no_other_step_and_is_named_at_once(
     assert execute(url, left, [list(kept)]) == []
     capsys.readouterr()
     main(["status", "--json", "--database", url])
-    status = json.loads(capsys.readouterr().out)
+    (status,) = json.loads(capsys.readouterr().out)["databases"]
     assert not any("fix the condition" in f["remedy"] for f in doctor(url)[1])
     for partition, obstacle in kept.items():
         assert obstacle.named in status["upkeep"]["failure"]

@@ -73,10 +73,11 @@ def test_a_part_that_could_not_be_measured_is_named(
     code, said = status(as_role(database_url, "pillarbox_monitor"), capsys)
 
     assert code == 4
-    (missing,) = said["missing"]
+    (shown,) = said["databases"]
+    (missing,) = shown["missing"]
     assert missing["check"] == "upkeep"
     assert "permission denied" in missing["finding"]
-    assert said["outbox"]["messages"] == 0
+    assert shown["outbox"]["messages"] == 0
 
 
 def test_the_rate_comes_from_the_latest_positions(
