@@ -77,8 +77,9 @@ demo: packages $(READY) ## Run the example shop, with killed processes and a fai
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
-examples: packages $(READY) ## Run the tests of the tutorial's shop, as its own project
-	@cd examples/orders && PILLARBOX_TEST_DATABASE_URL='$(DATABASE_URL)' $(CURDIR)/$(BIN)/pytest -q $(ARGS)
+examples: packages $(READY) ## Run the tests of the tutorial's shop and the two services, as projects
+	@for project in orders two_services; do (cd examples/$$project && \
+	  PILLARBOX_TEST_DATABASE_URL='$(DATABASE_URL)' $(CURDIR)/$(BIN)/pytest -q $(ARGS)) || exit; done
 
 bare: packages $(READY) ## Run tests of the upkeep on servers without pg_partman
 	@PILLARBOX_TEST_WITHOUT_PARTMAN=1 $(BIN)/pytest -n $(WORKERS) $(or $(ARGS),tests/outbox/administration)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryDirectory
 from typing import Final
 from unittest import SkipTest
@@ -53,6 +54,7 @@ class Reader:
         # What the page shows, and what it is here.
         self._actual = {"redis://127.0.0.1": redis}
         self._until: str | None = None
+        self.status = 0
 
     def writes(self, example: Example) -> None:
         first, _, text = example.parsed.partition("\n")
@@ -70,7 +72,9 @@ class Reader:
                 line = line.replace(there, here)
             if line.startswith("export "):
                 name, _, value = line.removeprefix("export ").partition("=")
-                self._environment[name] = value
+                self._environment[name] = Template(value.strip('"')).substitute(
+                    self._environment
+                )
             else:
                 self._compare(shown, line)
 
@@ -92,7 +96,7 @@ class Reader:
                 stderr=output,
             )
         if self._until is None:
-            process.wait(timeout=120)
+            self.status = process.wait(timeout=120)
             return log.read_text()
         self._terminals.append(process)
         until, self._until = self._until, None

@@ -1,0 +1,18 @@
+"""Orders."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    """Create the table."""
+    op.create_table(
+        "orders",
+        sa.Column("id", sa.Uuid, primary_key=True),
+        sa.Column("customer", sa.String, nullable=False),
+        sa.Column("amount", sa.Numeric, nullable=False),
+        sa.Column("invoice", sa.String),
+    )
