@@ -56,6 +56,7 @@ class Operator(Reader):
                 "PATH": f"{programs}:{self._environment['PATH']}",
                 "PGPORT": str(info.port),
                 "PGUSER": info.user,
+                "PILLARBOX_WEB_LISTEN": "127.0.0.1:0",
             }
             self._actual = {
                 "db.example": info.host,
@@ -84,11 +85,14 @@ class Operator(Reader):
 
     @override
     def leaves(self) -> None:
+        super().leaves()
         running = (it.stem for it in self._folder.glob("*.pid"))
         super()._run(f"systemctl stop {' '.join(running)}")
 
 
-@pytest.fixture(params=["systemd", "containers"])
+@pytest.fixture(
+    params=["systemd", pytest.param("containers", marks=pytest.mark.variant)]
+)
 def operator(
     request: pytest.FixtureRequest, redis_url: str, private_server: PostgresServer
 ) -> Iterator[Operator]:
@@ -108,11 +112,12 @@ def page_for(operator: Operator) -> Document:
         str(PAGE),
         CodeBlockParser("ini", operator.writes),
         CodeBlockParser("console", operator.types),
+        CodeBlockParser("runs-until", operator.waits),
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_two_services_can_be_run_as_the_page_says(operator: Operator) -> None:
     for example in page_for(operator):
         try:

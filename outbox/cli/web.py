@@ -14,10 +14,10 @@ from pillarbox.outbox.cli.command import (
     Broker,
     Codec,
     ConsumerPath,
-    Database,
+    Databases,
     broker_url_if_given,
     command,
-    database_url,
+    database_urls,
     new_app,
 )
 from pillarbox.outbox.cli.output import write_line
@@ -38,7 +38,7 @@ app = new_app()
 )
 def web(
     *,
-    database: Database = None,
+    database: Databases = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -62,13 +62,17 @@ def web(
     codec: Codec = None,
     consumer: ConsumerPath = None,
 ) -> None:
-    """Serve a page that shows dead letters, partitions and jobs, and repairs them."""
+    """Serve a page that shows dead letters, partitions and jobs, and repairs them.
+
+    Of several databases, each has its pages; the first one is that to which --broker,
+    --codec and --consumer apply.
+    """
     try:
         from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
         from pillarbox.outbox.web.login import read_tokens
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    url = database_url(database)
+    url, *others = database_urls(database)
     token = None
     if tokens is None:
         token = secrets.token_urlsafe(24)
@@ -78,6 +82,7 @@ def web(
     made = web_app(
         Settings(
             database=url,
+            others=tuple(others),
             broker=broker_url_if_given(broker),
             codec=codec,
             consumer=consumer,

@@ -1,6 +1,7 @@
 """The application: routes, headers, errors, and the parts of the navigation."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -27,7 +28,7 @@ from pillarbox.outbox.web import (
     scheduled,
 )
 from pillarbox.outbox.web.events import LoginRefused, RequestFailed
-from pillarbox.outbox.web.frame import Frame, Section, base_of, frame_of
+from pillarbox.outbox.web.frame import Frame, Section, base_of, frame_of, name_in
 from pillarbox.outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin
 from pillarbox.outbox.web.settings import Settings
 
@@ -58,7 +59,26 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     The application is for one event loop.
     """
-    frame = Frame(settings, identify, _SECTIONS)
+    paths = {settings.database: ""}
+    for url in settings.others:
+        name = name_in(url)
+        if name in map(name_in, paths):
+            raise ConfigError(
+                f"two databases are called {name}: serve a page of its own for one"
+            )
+        paths[url] = f"/of/{name}"
+    made = _page(settings, identify, paths)
+    for url in settings.others:
+        other = replace(settings, database=url, broker=None, codec=None, consumer=None)
+        made.routes.insert(0, Mount(paths[url], _page(other, identify, paths)))
+    return made
+
+
+def _page(
+    settings: Settings, identify: Identify, paths: Mapping[str, str]
+) -> Starlette:
+    """Create the pages of one database; each has a path below that of the first."""
+    frame = Frame(settings, identify, _SECTIONS, paths)
     actions = {
         "/dead-letters/plan": operations.show_plan,
         "/jobs/cancel": jobs.cancel,
@@ -149,7 +169,7 @@ async def _login(request: Request) -> Response:
             response.set_cookie(
                 LOGIN_COOKIE,
                 cookie,
-                path=base_of(request) or "/",
+                path=frame.root(request) or "/",
                 httponly=True,
                 samesite="strict",
                 # Behind a proxy, only the browser may know that it speaks HTTPS.
@@ -177,7 +197,7 @@ async def _logout(request: Request) -> Response:
     if isinstance(frame.identify, TokenLogin):
         frame.identify.end(request)
     response = RedirectResponse(f"{base_of(request)}/login", 303)
-    response.delete_cookie(LOGIN_COOKIE, path=base_of(request) or "/")
+    response.delete_cookie(LOGIN_COOKIE, path=frame.root(request) or "/")
     return response
 
 

@@ -1,7 +1,8 @@
 """The page's transactions, each in a session of its own, and only a few at a time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import psycopg
@@ -42,7 +43,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, read_only: bool) -> None:
-        self._url = url
+        self.url = url
         self._settings = (
             f"{_SETTINGS}; SET default_transaction_read_only = "
             f"{'on' if read_only else 'off'}"
@@ -76,18 +77,24 @@ class Database:
             return await asyncio.to_thread(self._run, function)
 
     def _run(self, function: Callable[[AdministrationConnection], T]) -> T:
+        with self.transaction() as connection:
+            return function(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[AdministrationConnection]:
+        """Open a transaction for the block, in this thread."""
         if not self._is_direct:
-            refuse_pooler(self._url)
+            refuse_pooler(self.url)
             self._is_direct = True
-        address = conninfo(self._url, application_name=APPLICATION_NAME)
+        address = conninfo(self.url, application_name=APPLICATION_NAME)
         with (
-            errors_explained(self._url, RIGHTS),
+            errors_explained(self.url, RIGHTS),
             psycopg.connect(address, autocommit=True) as connection,
         ):
             connection.execute(self._settings.encode())
             try:
                 with connection.transaction():
-                    return function(connection)
+                    yield connection
             except psycopg.errors.QueryCanceled as error:
                 raise UpkeepError(
                     "the database took longer than 10 s; choose a shorter time or more "

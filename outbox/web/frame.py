@@ -57,11 +57,21 @@ class Frame:
     """The state that the handlers of one page share. For one event loop."""
 
     def __init__(
-        self, settings: Settings, identify: Identify, sections: tuple[Section, ...]
+        self,
+        settings: Settings,
+        identify: Identify,
+        sections: tuple[Section, ...],
+        paths: Mapping[str, str],
     ) -> None:
         self.settings = settings
         self.identify = identify
         self.sections = sections
+        self.paths = paths
+        self.others = {
+            url: Database(url, read_only=True)
+            for url in paths
+            if url != settings.database
+        }
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
         self.observers = Observers(logged(settings.observers))
@@ -101,6 +111,10 @@ class Frame:
         """Return a whole page."""
         text = self._templates.get_template(template).render(
             base=base_of(request),
+            pages=[
+                (name_in(url), f"{self.root(request)}{path}/", url == self.database.url)
+                for url, path in self.paths.items()
+            ],
             sections=self.sections,
             viewer=viewer,
             with_login=isinstance(self.identify, TokenLogin),
@@ -108,6 +122,10 @@ class Frame:
             **values,
         )
         return HTMLResponse(text, status)
+
+    def root(self, request: HTTPConnection) -> str:
+        """Return the path of the first database's pages, without a trailing slash."""
+        return base_of(request).removesuffix(self.paths[self.database.url])
 
     async def form(self, request: Request) -> dict[str, str]:
         """Return the fields of a form.
@@ -156,6 +174,11 @@ def frame_of(request: HTTPConnection) -> Frame:
 def base_of(request: HTTPConnection) -> str:
     """Return the path at which the page is mounted, without a trailing slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def name_in(url: str) -> str:
+    """Return the name of the database in a URL."""
+    return url.partition("?")[0].rpartition("/")[2]
 
 
 def with_query(query: Mapping[str, str], **changes: object) -> str:

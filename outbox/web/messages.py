@@ -1,6 +1,7 @@
 """Messages: search for them, and show the life of one."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.lane import LANES, PRIORITIES, lane_of
 from pillarbox.outbox.observability.message_life import (
+    Databases,
     Found,
     Life,
     State,
@@ -23,7 +25,7 @@ from pillarbox.outbox.observability.message_life import (
 )
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.web.dead_letters import Contents, show, why_hidden
-from pillarbox.outbox.web.frame import Frame, Section, frame_of
+from pillarbox.outbox.web.frame import Frame, Section, frame_of, name_in
 from pillarbox.outbox.web.login import Viewer
 from pillarbox.outbox.web.selection import check_choice, check_text
 
@@ -144,8 +146,12 @@ async def show_message(request: Request) -> Response:
     id = read_id(request.query_params.get("id", "").strip())
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
-        found = read_trace({connection.info.dbname: connection}, id)
-        return found, _contents(connection, found.life, frame, viewer)
+        with ExitStack() as others:
+            databases = {name_in(frame.database.url): connection}
+            for url, it in frame.others.items():
+                databases[name_in(url)] = others.enter_context(it.transaction())
+            found = read_trace(databases, id)
+            return found, _contents(databases, found.life, frame, viewer)
 
     found, contents = await frame.database.run(read, request)
     return frame.render(
@@ -164,10 +170,12 @@ async def show_message(request: Request) -> Response:
 
 
 def _contents(
-    connection: AdministrationConnection, life: Life, frame: Frame, viewer: Viewer
+    databases: Databases, life: Life, frame: Frame, viewer: Viewer
 ) -> Contents:
     if not life.envelopes:
         return Contents(hidden="The message is in no table any more.")
+    envelope = life.envelopes[0]
+    connection = databases[envelope.database]
     row = connection.execute(
         "SELECT has_table_privilege('outbox.message', 'SELECT')"
     ).fetchone()
@@ -175,7 +183,6 @@ def _contents(
     hidden = why_hidden(viewer, "outbox.message", is_readable=row[0])
     if hidden:
         return Contents(hidden=hidden)
-    envelope = life.envelopes[0]
     content = connection.execute(
         load("outbox", "read_contents"),
         {"id": envelope.id, "created_at": envelope.created_at},

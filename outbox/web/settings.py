@@ -17,6 +17,8 @@ class Settings:
 
     Attributes:
         database: the URL of the database. Nothing is shown that its role can't read.
+        others: the URLs of other services' databases, which get pages like this one's,
+            without retries; the lives of messages are read in all of them.
         redact: applied to every payload, header value and stack trace before it is
             shown. If it raises, the text is not shown.
         broker, codec: to retry dead letters of the outbox; the codec as `module:name`.
@@ -25,6 +27,7 @@ class Settings:
     """
 
     database: str
+    others: tuple[str, ...] = ()
     redact: Redact = field(default=lambda text: text, repr=False)
     broker: str | None = None
     codec: str | None = None
