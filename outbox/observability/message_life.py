@@ -569,7 +569,7 @@ def _elsewhere(life: Life, causes: Sequence[Life]) -> Iterator[str]:
             yield f"the outbox of {cause.id}, which led to it"
     is_shown = any(it.consumer and it.source[:6] == "inbox." for it in life.steps)
     if life.published_at is not None and not is_shown:
-        yield "what consumers did with it"
+        yield "what consumers did with it, if anything"
 
 
 def _low_water(

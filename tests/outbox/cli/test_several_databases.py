@@ -165,7 +165,11 @@ def test_what_another_database_knows_is_named_with_the_option_to_add_it(
     here, there = name_of(database_url), name_of(other_url)
     add = "add its database: --database URL"
     for url, id, missing in (
-        (database_url, placed.id, f"not in {here}: what consumers did with it; {add}"),
+        (
+            database_url,
+            placed.id,
+            f"not in {here}: what consumers did with it, if anything; {add}",
+        ),
         (other_url, placed.id, f"not in {there}: its outbox; {add}"),
         (
             other_url,
