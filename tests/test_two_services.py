@@ -7,8 +7,10 @@ case. `tests/fixtures/supervisor.py` does what `systemctl` and `docker` would.
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -19,6 +21,7 @@ from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser
 from typing_extensions import override
 
+from pillarbox.outbox.testing.lifetime import watched
 from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures import supervisor
 from tests.test_tutorial import Reader
@@ -86,7 +89,7 @@ class Operator(Reader):
     @override
     def leaves(self) -> None:
         super().leaves()
-        running = (it.stem for it in self._folder.glob("*.pid"))
+        running = (it.parent.name for it in self._folder.glob("running/*/pid"))
         super()._run(f"systemctl stop {' '.join(running)}")
 
 
@@ -96,12 +99,17 @@ class Operator(Reader):
 def operator(
     request: pytest.FixtureRequest, redis_url: str, private_server: PostgresServer
 ) -> Iterator[Operator]:
-    with TemporaryDirectory() as folder:
+    in_containers = request.param == "containers"
+    with TemporaryDirectory() as name, ExitStack() as watches:
+        folder = Path(name)
         # If this is root, PostgreSQL's user must be able to enter it.
-        Path(folder).chmod(0o755)
-        in_containers = request.param == "containers"
+        folder.chmod(0o755)
+        for process in PROCESSES.values() if in_containers else PROCESSES:
+            running = folder / "running" / process
+            running.mkdir(parents=True)
+            watches.enter_context(watched(running, running / "pid", signal.SIGKILL))
         operator = Operator(
-            Path(folder), redis_url, private_server, in_containers=in_containers
+            folder, redis_url, private_server, in_containers=in_containers
         )
         yield operator
         operator.leaves()
