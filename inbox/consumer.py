@@ -33,6 +33,7 @@ from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
 from pillarbox.inbox.consuming.fetch import Fetcher, fetch_all, stop_all
 from pillarbox.inbox.consuming.limits import ConsumerLimits
 from pillarbox.inbox.consuming.outage import DatabaseOutage
+from pillarbox.inbox.consuming.pauses import Pauses
 from pillarbox.inbox.consuming.queues import ORDERS, Order, ServedQueues
 from pillarbox.inbox.consuming.rollout import Rollout
 from pillarbox.inbox.consuming.settlement import DeliverySettlement
@@ -477,8 +478,9 @@ class Consumer(Process):
                     source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             outage = DatabaseOutage(self.name, observers, self._executor)
+            pauses = Pauses()
             scheduler, dispatchers = self._dispatchers(
-                weights, observers, limits, systems, outage
+                weights, observers, limits, systems, outage, pauses
             )
             fetchers = [
                 Fetcher(
@@ -487,18 +489,24 @@ class Consumer(Process):
                     await stack.enter_async_context(source),
                     dispatchers[queue],
                     observers,
+                    is_paused=partial(pauses.has_all, self._routes.queues[queue]),
                     member=member,
                     idle=idle,
                 )
                 for queue, source in sources.items()
             ]
             measure = partial(
-                self._measure, scheduler, dispatchers.values(), outages, fetchers
+                self._measure,
+                scheduler,
+                dispatchers.values(),
+                outages,
+                fetchers,
+                pauses,
             )
             await self._executor.open()
             broker = self._queues_served.broker(systems.values())
             limit = pool_limit(self._sessions)
-            beat = partial(self._beat, outage)
+            beat = partial(self._beat, outage, pauses)
             write = None if limit is not None and limit.is_shared else beat
             presence = Presence(broker, measure, write, observers.notify)
             await stack.enter_async_context(presence.recorded())
@@ -521,6 +529,7 @@ class Consumer(Process):
         dispatchers: Collection[Dispatcher],
         outages: Outages,
         fetchers: Collection[Fetcher],
+        pauses: Pauses,
     ) -> ProcessMeasured:
         waiting = self._blocked.oldest_first()
         blocked = [it for it in waiting if it.key is not None]
@@ -538,20 +547,25 @@ class Consumer(Process):
             failing_since=since,
             reason=reason,
             standing_by=tuple(t for fetcher in fetchers for t in fetcher.standing_by),
+            paused=tuple(sorted(pauses.topics)),
             **self._executor.calls.measure(),
         )
 
-    async def _beat(self, outage: DatabaseOutage, values: dict[str, Any]) -> None:
+    async def _beat(
+        self, outage: DatabaseOutage, pauses: Pauses, values: dict[str, Any]
+    ) -> None:
         for name in _AS_TEXT:
             values[name] = None if values[name] is None else str(values[name])
         values["standing_by"] = ", ".join(values["standing_by"]) or None
 
-        def beat(session: Session) -> None:
-            connection_of(session).execute(text(load("inbox", "beat")), values)
+        def beat(session: Session) -> list[str]:
+            statement = text(load("inbox", "beat"))
+            found = connection_of(session).execute(statement, values).scalar_one()
+            return list(found)
 
         self._executor.questions.abandon()
         try:
-            await answered(self._executor.transact(beat), timedelta())
+            pauses.topics = await answered(self._executor.transact(beat), timedelta())
         except Exception as error:
             # Handlers don't need the table.
             if (sqlstate_of(error) or "")[:2] not in _OF_THE_TABLE:
@@ -578,12 +592,14 @@ class Consumer(Process):
         limits: ConsumerLimits,
         systems: Mapping[str, str],
         outage: DatabaseOutage,
+        pauses: Pauses,
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
             self._writer,
             self._routes,
             self._versions,
             Rollout(limits.rollout),
+            pauses,
             self._executor,
             self._retry,
             observers,

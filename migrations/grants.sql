@@ -86,6 +86,8 @@ GRANT SELECT,
     ON inbox.suspect
     TO {consumer};
 GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {consumer};
+GRANT EXECUTE ON FUNCTION outbox.paused_topics(text) TO {consumer};
+GRANT EXECUTE ON FUNCTION outbox.pause(text, text, text, text), outbox.resume(text, text, text, text) TO {operator}, {web};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
@@ -136,7 +138,7 @@ GRANT SELECT
     ON outbox.alembic_version, outbox.promise, outbox.reader, outbox.subscription, outbox.process, outbox.base,
        outbox.deferral, outbox.position, outbox.dead_letter_status, outbox.message_envelope, outbox.message_life,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message,
-       inbox.process, inbox.dead_letter_status, inbox.receipt, inbox.foreign_receipt, inbox.message_life
+       outbox.operation, inbox.process, inbox.dead_letter_status, inbox.receipt, inbox.foreign_receipt, inbox.message_life
     TO {monitor};
 GRANT SELECT (id, created_at, seq, xid, lane, available_at, schema_version, topic, key, tenant)
     ON outbox.message
@@ -165,8 +167,7 @@ GRANT INSERT (message_id, message_at, consumer, state, cancel_requested_at, reas
     ON inbox.job
     TO {web};
 -- What was asked for, and by whom, can't be changed afterwards.
-GRANT SELECT,
-      INSERT (kind, selection, reason, asked_by, expected),
+GRANT INSERT (kind, selection, reason, asked_by, expected),
       UPDATE (state, succeeded, failed, skipped, problem, finished_at, stopped_by)
     ON outbox.operation
     TO {web};

@@ -66,6 +66,7 @@ class ProcessMeasured(Event):
             longer than a few seconds; one that is overdue comes first.
         running_due: when it is or was overdue; None: never.
         standing_by: the topics that another replica of the consumer receives.
+        paused: the topics, and prefixes followed by `*`, that are paused.
     """
 
     level = logging.DEBUG
@@ -83,6 +84,7 @@ class ProcessMeasured(Event):
     running_since: datetime | None = None
     running_due: datetime | None = None
     standing_by: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
 
     @property
     def is_overdue(self) -> bool:

@@ -40,6 +40,8 @@ ALERTS: dict[str, dict[str, Any]] = {
 
 LETTERS = 'dead_letter_total{schema="inbox",origin="consumer:billing"}'
 ORIGIN = {"schema": "inbox", "origin": "consumer:billing"}
+PAUSED = 'pillarbox_consumer_paused{consumer="billing"}'
+BLOCKED_AGE = 'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}'
 OVERDUE = (
     "pillarbox_consumer_longest_handler_seconds"
     '{{consumer="billing",handler="bill",overdue="{}"}}'
@@ -172,6 +174,26 @@ CASES = [
                 "0+60x120"
             ),
         },
+        labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxConsumerLate",
+        firing=buckets(
+            "pillarbox_consumer_add_to_handled_seconds", "900.0", consumer="billing"
+        ),
+        # It is paused, or was until a moment ago.
+        quiet={
+            **buckets(
+                "pillarbox_consumer_add_to_handled_seconds", "900.0", consumer="billing"
+            ),
+            PAUSED: "1x120",
+        },
+        labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxConsumerKeyBlocked",
+        firing={BLOCKED_AGE: "0+60x120"},
+        quiet={BLOCKED_AGE: "0+60x120", PAUSED: "1x120"},
         labels={"consumer": "billing"},
     ),
     Case(

@@ -115,6 +115,11 @@ class Dispatcher:
         """Whether all remaining deliveries are parked, or wait behind parked ones."""
         return len(self._lines) == self._parked
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a quarter of what can be held is."""
+        return 4 * self.held >= self._max_held
+
     def wake(self) -> None:
         """Make `wait_for_room` check again whether there is room."""
         self._changed.set()

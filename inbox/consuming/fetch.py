@@ -7,7 +7,7 @@ they share only the slots of the scheduler.
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -30,6 +30,7 @@ from pillarbox.outbox.gather import end
 from pillarbox.outbox.postgres.advisory_lock import END_FOREIGN
 from pillarbox.outbox.retry import RECONNECT
 
+_PAUSE: Final = 1.0
 _MEMBER: Final = re.compile(r"db-[0-9a-f]{8}(?![0-9a-f])")
 
 
@@ -37,6 +38,7 @@ class Fetcher:
     """Fetches the deliveries of one queue, as many as there is room for.
 
     Args:
+        is_paused: whether all of its topics are paused, so that nothing is received.
         member: what tells this member from those with another database, if known.
         idle: return when nothing has arrived for this long and no handler is running.
 
@@ -53,11 +55,13 @@ class Fetcher:
         dispatcher: Dispatcher,
         observers: Observers,
         *,
+        is_paused: Callable[[], bool] = lambda: False,
         member: str = "",
         idle: timedelta | None = None,
     ) -> None:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
+        self._is_paused = is_paused
         self._abilities = source.abilities
         self._holders: tuple[str, ...] = ()
         self.standing_by: tuple[str, ...] = ()
@@ -95,7 +99,7 @@ class Fetcher:
             self._abilities.leave_out(self._dispatcher.tenants_over_share, left_out)
             self._notify_warnings()
             try:
-                deliveries = await self._source.receive(limit=room)
+                deliveries = await self._receive(room)
             except BrokerUnavailableError as error:
                 if self._idle is not None:
                     raise
@@ -123,6 +127,12 @@ class Fetcher:
                     return
                 continue
             last = now
+
+    async def _receive(self, room: int) -> Sequence[Delivery]:
+        if not self._is_paused():
+            return await self._source.receive(limit=room)
+        await asyncio.sleep(_PAUSE)
+        return ()
 
     def _notify_warnings(self) -> None:
         reasons = *self._abilities.warnings(), *(reason for _, reason in self.strangers)

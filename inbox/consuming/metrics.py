@@ -89,6 +89,12 @@ class ConsumerMetrics:
             ["consumer"],
             registry=registry,
         )
+        self._paused = Gauge(
+            "pillarbox_consumer_paused",
+            "1 while the consumer or a topic of it is paused, else 0.",
+            ["consumer"],
+            registry=registry,
+        )
         self._blocked = Gauge(
             "pillarbox_consumer_blocked_keys",
             "Keys whose first message waits for its retry in this process.",
@@ -160,6 +166,7 @@ class ConsumerMetrics:
     def _record_measured(self, event: ProcessMeasured) -> None:
         self._in_flight.labels(event.name).set(event.in_flight)
         self._held.labels(event.name).set(event.held)
+        self._paused.labels(event.name).set(bool(event.paused))
         self._blocked.labels(event.name).set(event.blocked_keys)
         self._blocked_age.clear()
         if event.blocked_for is not None:

@@ -8,6 +8,7 @@
     encoded, and the consumer has no codec ──▶ handed back, and never given up
     committed inside the handler, with its receipt ──▶ dead letter, ack
     database unavailable ──▶ retry when it is back; counts no attempt
+    its topic is paused ──▶ waits, or is handed back; no handler begins
     started too often before (see `poison/`) ──▶ dead letter, with the last error
 
 Meanwhile later messages of the key wait; all others proceed.
@@ -31,6 +32,7 @@ from sqlalchemy.orm import Session
 
 from pillarbox.inbox.consuming.dispatch import Dispatcher
 from pillarbox.inbox.consuming.outage import DatabaseOutage
+from pillarbox.inbox.consuming.pauses import Pauses
 from pillarbox.inbox.consuming.rollout import Rollout
 from pillarbox.inbox.dead_letters.write import (
     DeadLetterWriter,
@@ -60,11 +62,13 @@ from pillarbox.inbox.handlers.outcome import (
     Cancelled,
     Dead,
     Failed,
+    HandedBack,
     Handled,
     Later,
     Nacked,
     Outage,
     Outcome,
+    Paused,
     Spent,
     Stopped,
 )
@@ -116,6 +120,7 @@ class DeliverySettlement:
         routes: Routes[Registered],
         versions: Versions,
         rollout: Rollout,
+        pauses: Pauses,
         executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
@@ -126,6 +131,7 @@ class DeliverySettlement:
         self.routes = routes
         self.versions = versions
         self.rollout = rollout
+        self.pauses = pauses
         self.without_codec = Rollout(timedelta.max)
         self.executor = executor
         self.retry = retry
@@ -221,7 +227,7 @@ class _Turn:
         try:
             outcome = await self._handle(handler, counter)
             has_ended = await self._end(outcome)
-            return has_ended or isinstance(outcome, Nacked)
+            return has_ended or isinstance(outcome, Nacked | HandedBack)
         finally:
             await (counter.end() if has_ended else counter.uncount())
 
@@ -237,7 +243,7 @@ class _Turn:
                 return await self._dead_letter(failure, attempts)
             case Spent():
                 return await self._end_spent(outcome)
-            case Nacked() | Stopped():
+            case Nacked() | HandedBack() | Stopped():
                 return False
         return True
 
@@ -301,6 +307,14 @@ class _Turn:
                 case Outage(error):
                     lost += 1
                     goes_on = await self._run.outage.wait(error, lost, self._dispatcher)
+                case Paused():
+                    await counter.keep()
+                    pauses = self._run.pauses
+                    left = await pauses.wait(self._delivery, self._dispatcher)
+                    if left:
+                        self._notify(DeliveryReturned)
+                        return HandedBack()
+                    goes_on = left is None
                 case _:
                     return attempted
             if not goes_on:
@@ -312,13 +326,16 @@ class _Turn:
         slot = self._dispatcher.slot(self._message)
         starting = counter.start(self._dispatcher.stopping)
         try:
-            async with slot, starting as start:
-                match start:
-                    case Start.STOPPED:
-                        return Stopped()
-                    case Start.SPENT:
-                        return Spent(counter.attempts)
-                return await self._call(handler, counter)
+            async with slot:
+                if self._run.pauses.has(self._message.topic):
+                    return Paused()
+                async with starting as start:
+                    match start:
+                        case Start.STOPPED:
+                            return Stopped()
+                        case Start.SPENT:
+                            return Spent(counter.attempts)
+                    return await self._call(handler, counter)
         except Exception as raised:  # noqa: BLE001 (a handler may raise anything)
             verdict = judge(raised, handler.terms.is_permanent)
         match verdict:

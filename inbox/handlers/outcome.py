@@ -67,6 +67,16 @@ class Nacked:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedBack:
+    """The broker has the message again, which was not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The handler was not called, because its topic is paused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Later:
     """The attempt doesn't count, and the next one begins after a delay."""
 
@@ -88,9 +98,9 @@ class Failed:
     error: Exception
 
 
-Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Nacked | Stopped
+Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Nacked | HandedBack | Stopped
 """What becomes of a message."""
 JobOutcome: TypeAlias = Handled | Later | Spent | Cancelled | Stopped
 """How the attempt of a long handler ends, if it doesn't raise."""
-Again: TypeAlias = Later | Outage | Failed
+Again: TypeAlias = Later | Outage | Failed | Paused
 """How an attempt ends that may be followed by another one."""

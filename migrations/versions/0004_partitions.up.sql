@@ -380,7 +380,7 @@ BEGIN
               ORDER BY f.received_at LIMIT 1000));
     ELSE
         DELETE FROM outbox.operation
-         WHERE id = ANY (ARRAY(SELECT o.id FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' ORDER BY o.asked_at LIMIT 1000));
+         WHERE id = ANY (ARRAY(SELECT o.id FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' AND (o.kind <> 'pause' OR o.state <> 'running') ORDER BY o.asked_at LIMIT 1000));
     END IF;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;

@@ -361,7 +361,7 @@ BEGIN
              WHERE q.parent_table = 'inbox.receipt' AND EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - q.retention)
              UNION ALL
             SELECT 'outbox.operation', 'operations that were started more than 90 days ago'
-             WHERE EXISTS (SELECT FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days')
+             WHERE EXISTS (SELECT FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' AND (o.kind <> 'pause' OR o.state <> 'running'))
         LOOP
             statement := format('SELECT outbox.trim_batch(%L)', parent_table);
             RETURN NEXT;

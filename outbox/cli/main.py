@@ -57,6 +57,9 @@ _PANELS: Final = {
     "The consumer": {
         "consume": "Handle messages with your Consumer until SIGTERM; then drain and "
         "exit.",
+        "pause": "Pause a consumer, a topic of a consumer, or a topic of all "
+        "consumers.",
+        "resume": "End a pause that began with the same --consumer and --topic.",
         "jobs": "List the jobs of long handlers.",
         "cancel": "Cancel a message's job, whether it is running or queued.",
     },

@@ -192,6 +192,8 @@ def _write_consumers(overview: Overview) -> None:
                 lag and lag.waited,
                 running and running.queued,
                 running and running.running + running.cancelling,
+                ", ".join(pause.topic or "all" for pause in overview.pauses_of(it.name))
+                or None,
             )
         )
     _write_part(
@@ -204,6 +206,7 @@ def _write_consumers(overview: Overview) -> None:
             "oldest",
             "jobs queued",
             "running",
+            "paused",
         ),
         rows,
     )

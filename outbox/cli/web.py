@@ -54,7 +54,7 @@ def web(
             "--tokens",
             metavar="FILE",
             help="A line for each viewer: NAME TOKEN, and what else the viewer may do: "
-            "act, payloads.",
+            "act, pause, payloads.",
             show_default="one token, which is printed, to read",
         ),
     ] = None,

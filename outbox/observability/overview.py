@@ -15,6 +15,7 @@ from typing import TypeVar
 from pillarbox.outbox.administration.check import Finding
 from pillarbox.outbox.administration.checks.upkeep import Upkeep, read_upkeep
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.pauses import Pause, list_pauses
 from pillarbox.outbox.errors import UpkeepError
 from pillarbox.outbox.observability.measures.backlog import (
     Backlog,
@@ -72,6 +73,7 @@ class Overview:
     rate: Rate | None
     processes: Processes | None
     consumers: tuple[ConsumerStatus, ...]
+    pauses: tuple[Pause, ...]
     blocked: Blocked | None
     dead_letters: tuple[DeadLetters, ...]
     jobs: tuple[OpenJobs, ...]
@@ -79,6 +81,10 @@ class Overview:
     upkeep: Upkeep | None
     pins: tuple[Pin, ...]
     missing: tuple[Finding, ...]
+
+    def pauses_of(self, consumer: str) -> list[Pause]:
+        """Return what is paused of a consumer."""
+        return [it for it in self.pauses if it.consumer in {None, consumer}]
 
 
 def read_overview(
@@ -137,6 +143,7 @@ def read_overview(
         outbox=backlog,
         rate=part("rate", partial(read_rate, backlog=backlog)),
         consumers=consumers or (),
+        pauses=part("consumers", lambda reading: list_pauses(reading.connection)) or (),
         # Reading the log takes time.
         blocked=Blocked()
         if refused == 0

@@ -75,6 +75,8 @@ class Presence:
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[None]:
         """Keep the row for as long as the block runs, and then delete it."""
+        # Before its first message, a consumer knows what is paused.
+        await self._beat(self._measure())
         tasks = [asyncio.create_task(self._report())]
         if self._write is not None:
             tasks.append(asyncio.create_task(self._keep()))
@@ -91,16 +93,15 @@ class Presence:
             await asyncio.sleep(_REPORT)
 
     async def _keep(self) -> None:
-        before: tuple[object, ...] = ()
-        due = time.monotonic()
+        before = _urgent(self._measure())
+        due = time.monotonic() + INTERVAL
         while True:
+            await asyncio.sleep(_LOOK)
             measured = self._measure()
-            fails = measured.failing_since is not None
-            now = fails, measured.is_overdue, measured.standing_by
+            now = _urgent(measured)
             if now != before or time.monotonic() >= due:
                 before, due = now, time.monotonic() + INTERVAL
                 await self._beat(measured)
-            await asyncio.sleep(_LOOK)
 
     async def _beat(self, measured: ProcessMeasured, *, ends: bool = False) -> None:
         if self._write is None:
@@ -116,3 +117,9 @@ class Presence:
                 self._notify(
                     PresenceNotRecorded(reason=one_line(error), remedy=remedy_of(error))
                 )
+
+
+def _urgent(measured: ProcessMeasured) -> tuple[object, ...]:
+    """Return what is recorded at once when it changes."""
+    fails = measured.failing_since is not None
+    return fails, measured.is_overdue, measured.standing_by

@@ -21,7 +21,7 @@ SELECT 'warning',
   JOIN pg_class c ON c.oid = to_regclass(p.partition)
   LEFT JOIN outbox.retiring_partition r ON r.partition = p.partition
  CROSS JOIN LATERAL (
-       SELECT CASE p.parent_table WHEN 'outbox.message' THEN '  -- a running relay or consumer settles them; see also: pillarbox blocked, and pillarbox readers'
+       SELECT CASE p.parent_table WHEN 'outbox.message' THEN '  -- a running relay or consumer settles them, unless it is paused; see also: pillarbox blocked, and pillarbox readers'
                                   WHEN 'inbox.job' THEN '  -- then: pillarbox cancel'
                                   ELSE '  -- then: pillarbox dead-letters retry, or discard' END) AS s (what)
  WHERE p.step IN ('hold', 'attach')

@@ -1,4 +1,4 @@
--- Does:  List the operations that people started on the page, the newest first.
+-- Does:  List what people had done, the newest first.
 -- Takes: max_rows, lock_class, lock
 -- Gives: id, kind, selection, reason, asked_by, asked_as, asked_at, state, expected, succeeded, failed, skipped, problem, finished_at, stopped_by
 -- Index: operation_asked_idx
@@ -8,8 +8,9 @@ SELECT o.id, o.kind, o.selection, o.reason, o.asked_by, o.asked_as, o.asked_at,
        o.finished_at, o.stopped_by
   FROM (SELECT p.*,
                -- Only the newest can be running, in the process that holds the lock.
-               p.finished_at IS NULL AND NOT (
-                   p.asked_at = (SELECT max(n.asked_at) FROM outbox.operation AS n)
+               p.finished_at IS NULL AND p.kind <> 'pause' AND NOT (
+                   p.asked_at = (SELECT max(n.asked_at) FROM outbox.operation AS n
+                                  WHERE n.kind IN ('retry', 'discard'))
                    AND EXISTS (
                        SELECT FROM pg_catalog.pg_locks AS l
                         WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted

@@ -6,3 +6,4 @@ UPDATE outbox.operation
    SET state = 'stopping', stopped_by = %(person)s
  WHERE id = %(id)s
    AND state = 'running'
+   AND kind IN ('retry', 'discard')

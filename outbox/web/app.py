@@ -82,6 +82,8 @@ def _page(
     actions = {
         "/dead-letters/plan": operations.show_plan,
         "/jobs/cancel": jobs.cancel,
+        "/pause": overview.pause,
+        "/resume": overview.pause,
         "/operations/ask": operations.ask,
         "/operations/stop": operations.stop,
         "/scheduled/cancel": scheduled.cancel,

@@ -20,8 +20,7 @@ from pillarbox.outbox.postgres.pooler_check import refuse_pooler
 APPLICATION_NAME: Final = "pillarbox web"
 """The application_name of the page's sessions in `pg_stat_activity`."""
 RIGHTS: Final = (
-    "GRANT pillarbox_web TO the page's role; pillarbox_monitor is enough to read "
-    "everything but operations"
+    "GRANT pillarbox_web TO the page's role; pillarbox_monitor is enough to read"
 )
 
 _MOST: Final = 4

@@ -146,8 +146,13 @@ class Frame:
                 raise HTTPException(413, "The form is too large.")
         return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
-    async def acting(self, request: Request) -> tuple[Viewer, dict[str, str]]:
+    async def acting(
+        self, request: Request, right: str = "act"
+    ) -> tuple[Viewer, dict[str, str]]:
         """Return who wants to change something, and the fields of the form.
+
+        Args:
+            right: the one that it takes, act or pause.
 
         Raises:
             HTTPException: 403 if that isn't allowed; the message says what allows it.
@@ -155,10 +160,10 @@ class Frame:
         viewer = request.state.viewer
         assert isinstance(viewer, Viewer)
         form = await self.form(request)
-        if not viewer.may_act:
+        if not getattr(viewer, f"may_{right}"):
             raise HTTPException(
                 403,
-                f"{viewer.name} has read-only access. Add the word act to the "
+                f"{viewer.name} may not do that. Add the word {right} to the "
                 "line of this viewer in the token file.",
             )
         return viewer, form

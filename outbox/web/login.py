@@ -30,12 +30,14 @@ class Viewer:
         name: the name recorded with everything that the viewer does.
         may_act: whether this viewer may retry and discard dead letters, cancel jobs,
             and cancel or move scheduled messages.
+        may_pause: whether this viewer may pause and resume consumers and topics.
         sees_payloads: whether payloads, headers and stack traces are shown to this
             viewer.
     """
 
     name: str
     may_act: bool = False
+    may_pause: bool = False
     sees_payloads: bool = False
 
 
@@ -113,10 +115,10 @@ def read_tokens(path: str) -> dict[str, Viewer]:
             continue
         name, *rest = words
         rights = set(rest[1:])
-        if not rest or rights - {"act", "payloads"} or len(name) > _MAX_NAME:
+        if not rest or rights - {"act", "pause", "payloads"} or len(name) > _MAX_NAME:
             raise ConfigError(
                 f"token file {path}, line {number}: write NAME TOKEN, and what else "
-                "the viewer may do: act, payloads"
+                "the viewer may do: act, pause, payloads"
             )
         if rest[0] in viewers:
             raise ConfigError(
@@ -124,7 +126,10 @@ def read_tokens(path: str) -> dict[str, Viewer]:
                 "same token; give each viewer another one"
             )
         viewers[rest[0]] = Viewer(
-            name=name, may_act="act" in rights, sees_payloads="payloads" in rights
+            name=name,
+            may_act="act" in rights,
+            may_pause="pause" in rights,
+            sees_payloads="payloads" in rights,
         )
     return viewers
 

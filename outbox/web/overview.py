@@ -3,12 +3,16 @@
 from typing import Any, Final
 
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.doctor import examine_quickly
+from pillarbox.outbox.administration.pauses import change_pause
 from pillarbox.outbox.duration import write_duration
 from pillarbox.outbox.observability.measures.backlog import Backlog
-from pillarbox.outbox.web.frame import Section
+from pillarbox.outbox.web.frame import Section, base_of, frame_of
+from pillarbox.outbox.web.selection import check_text
 
 
 def read_page(
@@ -22,6 +26,7 @@ def read_page(
         "overview": overview,
         "findings": findings,
         "processes": processes,
+        "pauses": overview.pauses,
         "handled": sum(it.rate.per_second for it in overview.consumers if it.rate),
         "backlog_text": backlog_text,
         "ahead": min((it.days_ahead for it in overview.tables), default=None),
@@ -41,6 +46,21 @@ def backlog_text(backlog: Backlog | None) -> str:
     if backlog.waited is None:
         return backlog.summary
     return f"{backlog.summary}, {write_duration(backlog.waited)}"
+
+
+async def pause(request: Request) -> Response:
+    """Pause or resume a consumer or a topic."""
+    frame = frame_of(request)
+    viewer, form = await frame.acting(request, "pause")
+    for name in ("consumer", "topic", "why"):
+        check_text(name, form.get(name, ""))
+    kind = "resume" if request.url.path.endswith("/resume") else "pause"
+    consumer, topic = form.get("consumer") or None, form.get("topic") or None
+    why = form.get("why", "").strip()
+    await frame.store.run(
+        lambda it: change_pause(it, kind, consumer, topic, why, viewer.name)
+    )
+    return RedirectResponse(f"{base_of(request)}/overview", 303)
 
 
 SECTION: Final = Section(path="overview", title="Overview", read=read_page)

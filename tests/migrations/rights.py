@@ -46,6 +46,8 @@ ASK = """
     INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)
     VALUES ('discard', '{}', 'why', 'ann', 1)
 """
+PAUSE = "SELECT outbox.pause('billing', NULL, 'why', 'ann')"
+RESUME = "SELECT outbox.resume('billing', NULL, 'why', 'ann')"
 CANCEL = """
     INSERT INTO inbox.job AS j (message_id, message_at, consumer, state,
                                 cancel_requested_at, reason)
@@ -79,9 +81,12 @@ ALLOWED = {
         DEFER,
         "UPDATE outbox.reader SET role = 'billing_role' WHERE reader = 'main'",
         "UPDATE outbox.subscription SET ended_at = now() WHERE reader = 'main'",
+        PAUSE,
+        RESUME,
     ],
     "consumer": [
         RECEIVE,
+        "SELECT outbox.paused_topics('billing')",
         "SELECT * FROM outbox.partition_health",
         "SELECT failure, outbox.clock_problem() FROM outbox.upkeep_failure",
         "SELECT * FROM outbox.retiring_partition",
@@ -120,6 +125,7 @@ ALLOWED = {
         "SELECT * FROM outbox.retiring_partition",
         "SELECT * FROM outbox.dropped_partition",
         "SELECT * FROM outbox.kept_partition",
+        "SELECT * FROM outbox.operation",
         "SELECT * FROM outbox.upkeep",
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
         "SELECT * FROM outbox.dead_letter_status",
@@ -142,6 +148,8 @@ ALLOWED = {
         ),
         RECEIVE,
         CANCEL,
+        PAUSE,
+        RESUME,
     ],
 }
 FORBIDDEN = {

@@ -11,6 +11,7 @@ from pillarbox.outbox.administration.check import (
     hint,
     warning,
 )
+from pillarbox.outbox.administration.pauses import Pause
 from pillarbox.outbox.administration.size import write_size
 from pillarbox.outbox.duration import write_duration
 from pillarbox.outbox.logs.printable import count, for_shell
@@ -24,6 +25,8 @@ _LATE: Final = timedelta(minutes=15)
 def check_backlog(overview: Overview) -> Iterator[Finding]:
     """Find messages that have waited for too long, and what is not running for them."""
     yield from _check_outbox(overview)
+    for pause in overview.pauses:
+        yield _about_pause(pause, overview)
     for consumer in overview.consumers:
         waited = None if consumer.lag is None else consumer.lag.waited
         if waited is None or waited < _WAITING:
@@ -40,11 +43,29 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
                 "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
                 f" pillarbox readers drop {for_shell(consumer.name)}",
             )
-        elif waited > _LATE:
+        elif waited > _LATE and not overview.pauses_of(consumer.name):
             yield warning(
                 f"the consumer {consumer.name} is late: {oldest}",
                 "read its log: is a handler slow? Or start another replica",
             )
+
+
+def _about_pause(pause: Pause, overview: Overview) -> Finding:
+    text = f"{pause.text}, {write_duration(overview.at - pause.paused_at)} ago"
+    lags = [
+        it.lag.waited
+        for it in overview.consumers
+        if it.lag and it.lag.waited and pause.consumer in {None, it.name}
+    ]
+    waited = max(lags, default=timedelta())
+    kept = [it.retention for it in overview.tables if it.table == "outbox.message"]
+    if any(waited > it / 2 for it in kept):
+        text += (
+            f"; its oldest message has waited for {write_duration(waited)}, more than "
+            "half its retention: its partition will be held"
+        )
+        return warning(text, pause.remedy)
+    return hint(text, pause.remedy)
 
 
 def _relay_of(reader: str, overview: Overview) -> str:

@@ -200,6 +200,13 @@ def test_old_foreign_receipts_and_operations_are_deleted(
         " SELECT 'retry', '{}', days::text, 'ann', 1, now() - days * interval '1 day'"
         "   FROM unnest('{91, 89}'::int[]) AS o (days)",
     )
+    pause = "SELECT outbox.pause('billing', NULL, 'old', 'ann')"
+    execute(database_url, pause)
+    execute(
+        database_url,
+        "UPDATE outbox.operation SET asked_at = now() - interval '100 days'"
+        " WHERE kind = 'pause'",
+    )
     plan = "SELECT parent_table FROM outbox.upkeep_plan() WHERE step = 'trim'"
     trimmed = [("inbox.foreign_receipt",), ("outbox.operation",)]
     assert execute(database_url, plan) == trimmed
@@ -207,6 +214,8 @@ def test_old_foreign_receipts_and_operations_are_deleted(
     upkeep.run()
 
     receipts = execute(database_url, "SELECT message_id FROM inbox.foreign_receipt")
-    operations = execute(database_url, "SELECT reason FROM outbox.operation")
-    assert (receipts, operations) == ([("young",)], [("89",)])
+    operations = execute(
+        database_url, "SELECT reason FROM outbox.operation ORDER BY asked_at"
+    )
+    assert (receipts, operations) == ([("young",)], [("old",), ("89",)])
     assert execute(database_url, plan) == []

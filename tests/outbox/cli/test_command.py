@@ -101,7 +101,7 @@ WITHOUT_REPORT = {
     *("migrate", "relay", "replay", "consume", "cancel"),
     *("discard", "retry"),
     *("demo", "dev", "web"),
-    *("add", "drop"),
+    *("add", "drop", "pause", "resume"),
     "export",  # its output is JSON lines anyway
 }
 

@@ -99,7 +99,7 @@ def test_a_viewer_with_read_only_access_can_change_nothing(database_url: str) ->
     with browsing(database_url, token=BOB) as browser:
         for path in map(address, ACTIONS):
             browser.post_raw(path, {"kind": "discard"})
-            said = "bob has read-only access" in browser.text
+            said = "bob may not do that" in browser.text
             assert (path, browser.status, said) == (path, 403, True)
 
 

@@ -3,14 +3,17 @@
 import re
 from datetime import timedelta
 
+import psycopg
+
 from pillarbox import Message
+from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer
 from tests.fixtures.presence import record_process
 from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
-from tests.fixtures.web import as_role, browsing
+from tests.fixtures.web import BOB, as_role, browsing
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
 
 
@@ -90,3 +93,37 @@ def test_refused_messages_are_linked_and_listed_with_their_reason(
         (link,) = (it for it in text.split('"') if "status=ANY" in it)
         browser.get(link.replace("&amp;", "&"))
         assert browser.status == 200
+
+
+def test_who_may_pause_pauses_and_resumes_with_a_reason(database_url: str) -> None:
+    paused = "SELECT outbox.paused_topics('billing')"
+    with browsing(database_url) as browser:
+        browser.get("/")
+        browser.post("/pause", consumer="billing", topic="a.*", why="")
+        assert browser.status == 400
+        assert "state why" in browser.text
+        text = browser.post("/pause", consumer="billing", topic="a.*", why=HOSTILE)
+        assert execute(database_url, paused) == [(["a.*"],)]
+        assert "<img" not in text
+        assert "topic a.* of consumer billing, by ann" in shown(text)
+        assert "in force" in browser.get("/operations")
+        browser.get("/")
+        browser.post("/resume")
+        assert execute(database_url, paused) == [([],)]
+        assert "Paused:" not in browser.text
+    with browsing(database_url, token=BOB) as browser:
+        assert "/pause" not in browser.get("/")
+
+
+def test_a_pause_doesnt_make_a_running_operation_look_lost(database_url: str) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+        " VALUES ('retry', '{}', 'r', 'ann', 1)",
+    )
+    execute(database_url, "SELECT outbox.pause('b', NULL, 'r', 'ann')")
+    lock = "SELECT pg_advisory_lock(%s, %s)"
+    with psycopg.connect(database_url) as connection:
+        connection.execute(lock, (LOCK_CLASS, int(Lock.OPERATION)))
+        with browsing(database_url) as browser:
+            assert "has ended" not in browser.get("/operations")

@@ -1,0 +1,105 @@
+"""Pauses: no handler of a consumer, or of a topic, begins until somebody resumes.
+
+`outbox.pause()` and `outbox.resume()` in SQL record who did it and why, in
+`outbox.operation`; consumers read it with each beat: see `inbox/consuming/pauses.py`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg.rows import class_row
+
+from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.logs.printable import for_shell
+from pillarbox.outbox.postgres.sql_files import load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A pause that is in force.
+
+    Attributes:
+        consumer: the name of a consumer; None for all.
+        topic: a topic, or a prefix followed by `*`; None for all.
+    """
+
+    consumer: str | None
+    topic: str | None
+    reason: str
+    paused_by: str
+    paused_at: datetime
+
+    @property
+    def what(self) -> str:
+        """What is paused, in words."""
+        return _words(self.consumer, self.topic)
+
+    @property
+    def text(self) -> str:
+        """What is paused, by whom and why."""
+        return f"{self.what} is paused by {self.paused_by}: {self.reason}"
+
+    @property
+    def remedy(self) -> str:
+        """The command that ends it."""
+        options = (("--consumer", self.consumer), ("--topic", self.topic))
+        given = [f"{name} {for_shell(it)}" for name, it in options if it is not None]
+        return f"pillarbox resume {' '.join(given)}"
+
+
+def list_pauses(connection: AdministrationConnection) -> tuple[Pause, ...]:
+    """Return the pauses in force, the oldest first."""
+    with connection.cursor(row_factory=class_row(Pause)) as cursor:
+        return tuple(cursor.execute(load("outbox", "list_pauses")))
+
+
+def change_pause(
+    connection: AdministrationConnection,
+    kind: str,
+    consumer: str | None,
+    topic: str | None,
+    reason: str,
+    person: str | None = None,
+) -> str:
+    """Pause or resume, and return what was done, in words.
+
+    Args:
+        kind: pause or resume.
+        person: who does it; None: the login.
+
+    Raises:
+        ConfigError: neither consumer nor topic is given, or no reason for a pause; or
+            it is paused already, or not paused.
+    """
+    what, is_pause = _words(consumer, topic), kind == "pause"
+    if consumer is None and topic is None:
+        raise ConfigError(f"nothing to {kind}: name a consumer, a topic, or both")
+    if topic is not None and (not topic or "*" in topic[:-1]):
+        raise ConfigError(
+            f"topic {for_shell(topic)}: write a topic, or a prefix followed by one *"
+        )
+    if is_pause and not reason:
+        raise ConfigError("the reason is empty: state why; status shows it")
+    values = {
+        "consumer": consumer,
+        "topic": topic,
+        "reason": reason,
+        "person": person,
+    }
+    statement = load("outbox", "begin_pause" if is_pause else "end_pause")
+    cursor = connection.execute(statement, values)
+    if cursor.fetchall() == [(True,)]:
+        return f"{what}: {'paused' if is_pause else 'resumed'}"
+    raise ConfigError(
+        f"{what} is paused already; pillarbox status shows by whom"
+        if is_pause
+        else f"{what} is not paused; pillarbox status shows what is"
+    )
+
+
+def _words(consumer: str | None, topic: str | None) -> str:
+    of_topic = None if topic is None else f"topic {topic}"
+    if consumer is None:
+        return f"{of_topic} of all consumers"
+    return " of ".join(filter(None, (of_topic, f"consumer {consumer}")))

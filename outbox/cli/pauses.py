@@ -1,0 +1,64 @@
+"""`pillarbox pause` and `pillarbox resume`: stop handling for a while."""
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from pillarbox.outbox.administration.pauses import change_pause
+from pillarbox.outbox.cli.command import (
+    Database,
+    Reason,
+    Topic,
+    command,
+    new_app,
+    opened,
+)
+from pillarbox.outbox.cli.output import write_line
+
+_RIGHTS = "connect as a member of pillarbox_operator"
+
+pause_app = new_app()
+resume_app = new_app()
+
+Consumer: TypeAlias = Annotated[
+    str | None, typer.Option("--consumer", metavar="NAME", help="A consumer's name.")
+]
+
+
+@command(pause_app)
+def pause(
+    *,
+    consumer: Consumer = None,
+    topic: Topic = None,
+    reason: Reason = "",
+    database: Database = None,
+) -> None:
+    """Pause a consumer, a topic of a consumer, or a topic of all consumers.
+
+    Within 10 s no replica begins a handler of it. Handlers and jobs that are running go
+    on, and other topics, too. Use the database of the handlers.
+    """
+    _change("pause", consumer, topic, reason, database)
+
+
+@command(resume_app)
+def resume(
+    *,
+    consumer: Consumer = None,
+    topic: Topic = None,
+    reason: Reason = "",
+    database: Database = None,
+) -> None:
+    """End a pause that began with the same --consumer and --topic."""
+    _change("resume", consumer, topic, reason, database)
+
+
+def _change(
+    kind: str,
+    consumer: str | None,
+    topic: str | None,
+    reason: str,
+    database: str | None,
+) -> None:
+    with opened(database, kind, rights=_RIGHTS) as connection:
+        write_line(change_pause(connection, kind, consumer, topic, reason))

@@ -1,0 +1,122 @@
+"""`pillarbox pause` and `pillarbox resume`, and what shows a pause."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pillarbox.outbox.cli.main import main
+from tests.acceptance.relays import as_role
+from tests.fixtures.hostile_rows import insert_rows
+from tests.fixtures.presence import record_process
+from tests.fixtures.readers import add_consumer
+from tests.fixtures.sessions import execute
+
+RECORD = (
+    "SELECT kind, selection, reason, asked_by, state, stopped_by"
+    " FROM outbox.operation ORDER BY asked_at, kind"
+)
+PAUSED = "SELECT outbox.paused_topics('billing')"
+
+
+def change(url: str, *arguments: str, role: str = "pillarbox_operator") -> int:
+    return main([*arguments, "--database", as_role(url, role)])
+
+
+def status(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    url = as_role(url, "pillarbox_monitor")
+    main(["status", "--json", "--database", url])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_pause_and_its_end_are_recorded_with_who_and_why(database_url: str) -> None:
+    of_billing = ["--consumer", "billing"]
+    assert change(database_url, "pause", *of_billing, "--reason", "bank") == 0
+    assert execute(database_url, PAUSED) == [(["*"],)]
+    assert change(database_url, "resume", *of_billing, "--reason", "is back") == 0
+    assert execute(database_url, PAUSED) == [([],)]
+    ((login,),) = execute(database_url, "SELECT session_user::text")
+    selection = {"consumer": "billing"}
+    assert execute(database_url, RECORD) == [
+        ("pause", selection, "bank", login, "stopped", login),
+        ("resume", selection, "is back", login, "done", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "topics"),
+    [
+        (["--topic", "a.*"], ["a.*"]),
+        (["--topic", "a", "--consumer", "billing"], ["a"]),
+        (["--topic", "a", "--consumer", "mail"], []),
+    ],
+)
+def test_a_pause_concerns_a_consumer_a_topic_or_both(
+    database_url: str, options: list[str], topics: list[str]
+) -> None:
+    assert change(database_url, "pause", *options, "--reason", "why") == 0
+    assert execute(database_url, PAUSED) == [(topics,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pause", "--reason", "r"], "name a consumer, a topic, or both"),
+        (["pause", "--consumer", "b"], "the reason is empty"),
+        (["pause", "--topic", "a*b", "--reason", "r"], "a prefix followed by one *"),
+        (["resume", "--consumer", "b"], "consumer b is not paused"),
+        (["pause", "--topic", "t", "--reason", "r"], "is paused already"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(
+    database_url: str,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert change(database_url, "pause", "--topic", "t", "--reason", "first") == 0
+    capsys.readouterr()
+    assert change(database_url, *arguments) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_only_who_may_pause_can(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["pause", "--topic", "t", "--reason", "r"]
+    assert change(database_url, *arguments, role="pillarbox_monitor") == 2
+    assert "pillarbox_operator" in capsys.readouterr().err
+    assert change(database_url, *arguments, role="pillarbox_web") == 0
+
+
+def test_status_shows_the_pause_instead_of_a_late_consumer(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_consumer(database_url, "billing", "orders")
+    record_process(database_url, "consumer", "billing")
+    row = {"topic": "'orders'", "created_at": "now() - interval '24 hours'"}
+    insert_rows(database_url, [(1, row)])
+
+    def findings() -> list[str]:
+        found = status(database_url, capsys)["findings"]
+        return [it["finding"] for it in found if "billing" in it["finding"]]
+
+    (late,) = findings()
+    assert "is late" in late
+    assert change(database_url, "pause", "--consumer=billing", "--reason=bank") == 0
+    (paused,) = findings()
+    assert "consumer billing is paused by" in paused
+    assert "bank" in paused
+    found = status(database_url, capsys)
+    assert [it["consumer"] for it in found["pauses"]] == ["billing"]
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET retention = '30 hours'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+    (held,) = findings()
+    assert "its partition will be held" in held
+    main(["status", "--database", database_url])
+    assert "pillarbox resume --consumer billing" in capsys.readouterr().out
