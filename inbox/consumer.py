@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import override
 
 from pillarbox.inbox.connection import connection_of
+from pillarbox.inbox.consuming.activity import count_topics
 from pillarbox.inbox.consuming.blocked_keys import BlockedKeys
 from pillarbox.inbox.consuming.dispatch import Dispatcher
 from pillarbox.inbox.consuming.fair_scheduler import FairScheduler
@@ -69,6 +70,7 @@ from pillarbox.outbox.errors import ConfigError, check_type, shorten, sqlstate_o
 from pillarbox.outbox.events import Event, Observer, Observers, ProcessMeasured, checked
 from pillarbox.outbox.gather import Process, end
 from pillarbox.outbox.message import Message
+from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.observability.health import Outages
 from pillarbox.outbox.observability.logging import logged
 from pillarbox.outbox.observability.presence import INTERVAL, Presence
@@ -454,7 +456,10 @@ class Consumer(Process):
         self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
     ) -> None:
         outages = Outages()
-        observers = Observers([outages, self._blocked, *logged(self._observers)])
+        counters = TopicCounters()
+        count = partial(count_topics, counters)
+        mine: list[Observer] = [outages, self._blocked, count]
+        observers = Observers([*mine, *logged(self._observers)])
         self._executor.calls.notify = observers.notify
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
@@ -508,7 +513,7 @@ class Consumer(Process):
             limit = pool_limit(self._sessions)
             beat = partial(self._beat, outage, pauses)
             write = None if limit is not None and limit.is_shared else beat
-            presence = Presence(broker, measure, write, observers.notify)
+            presence = Presence(broker, measure, write, observers.notify, counters)
             await stack.enter_async_context(presence.recorded())
             topics = [t for q in weights for t in self._routes.queues[q]]
             observers.notify(ConsumerStarted(consumer=self.name, topics=tuple(topics)))

@@ -55,7 +55,7 @@ GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, 
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
     TO {relay}, {reader};
-GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {relay}, {reader};
+GRANT EXECUTE ON FUNCTION outbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text, jsonb) TO {relay}, {reader};
 GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT ON outbox.subscription TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
@@ -85,7 +85,7 @@ GRANT SELECT,
       DELETE
     ON inbox.suspect
     TO {consumer};
-GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.beat(uuid, text, text, text, text, timestamptz, text, integer, integer, boolean, uuid, text, timestamptz, timestamptz, text, jsonb) TO {consumer};
 GRANT EXECUTE ON FUNCTION outbox.paused_topics(text) TO {consumer};
 GRANT EXECUTE ON FUNCTION outbox.pause(text, text, text, text), outbox.resume(text, text, text, text) TO {operator}, {web};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};

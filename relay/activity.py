@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from pillarbox.outbox.events import Event, ProcessMeasured
+from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.observability.latency import Latencies
 from pillarbox.relay.events import (
     BatchPublished,
@@ -12,6 +13,15 @@ from pillarbox.relay.events import (
     MessageRefused,
     RelayActive,
 )
+
+
+def count_topics(counters: TopicCounters, event: Event) -> None:
+    """Count what an event means for the charts of the page."""
+    match event:
+        case BatchPublished():
+            counters.done(event.topics)
+        case MessageRefused() | MessageDeadLettered():
+            counters.failed(event.topic)
 
 
 class RelayCounts:

@@ -7,6 +7,7 @@ the broker.
 
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 from typing_extensions import override
@@ -16,6 +17,7 @@ from pillarbox.outbox.errors import ConfigError
 from pillarbox.outbox.events import Observer, Observers, ProcessMeasured
 from pillarbox.outbox.gather import Process
 from pillarbox.outbox.log.process import Purpose, ReadingProcess
+from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.observability.health import Outages
 from pillarbox.outbox.observability.logging import logged
 from pillarbox.outbox.observability.presence import Presence
@@ -23,6 +25,7 @@ from pillarbox.outbox.postgres.advisory_lock import MAIN
 from pillarbox.outbox.postgres.connection import Connection, Link
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.url import scheme_of
+from pillarbox.relay.activity import count_topics
 from pillarbox.relay.adaptive_batch import BatchLimit
 from pillarbox.relay.breaker import Breaker, check_broker
 from pillarbox.relay.config import RelayConfig
@@ -86,7 +89,9 @@ class Relay(Process):
         self._publisher = publisher
         self._config = config or RelayConfig()
         self._outages = Outages()
-        self._notify = Observers([self._outages, *logged(observers)]).notify
+        self._counters = TopicCounters()
+        mine: list[Observer] = [self._outages, partial(count_topics, self._counters)]
+        self._notify = Observers([*mine, *logged(observers)]).notify
         self._reader = RelayReader(
             reader,
             broker,
@@ -196,7 +201,9 @@ class Relay(Process):
             async with link.lock:
                 await (await link.connection()).execute(load("relay", "beat"), values)
 
-        presence = Presence(self._reader.own, self._measure, write, self._notify)
+        presence = Presence(
+            self._reader.own, self._measure, write, self._notify, self._counters
+        )
         return presence.recorded()
 
     def _measure(self) -> ProcessMeasured:

@@ -16,6 +16,7 @@ from pillarbox.inbox.events import (
 )
 from pillarbox.outbox.events import Event, ProcessMeasured
 from pillarbox.outbox.message_id import seconds_since_epoch
+from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.observability.latency import Latencies
 
 COUNTED: Final[Mapping[type[Event], tuple[str, ...]]] = {
@@ -26,6 +27,18 @@ COUNTED: Final[Mapping[type[Event], tuple[str, ...]]] = {
     MessageDeadLettered: ("dead_lettered",),
 }
 """What an event counts as; metrics have the same names."""
+
+
+def count_topics(counters: TopicCounters, event: Event) -> None:
+    """Count what an event means for the charts of the page."""
+    match event:
+        case MessageHandled():
+            counters.done((event.topic,))
+            added = seconds_since_epoch(event.id)
+            if added is not None:
+                counters.took(event.topic, time.time() - added)
+        case HandlerFailed() | MessageDeadLettered():
+            counters.failed(event.topic)
 
 
 class ConsumerCounts:

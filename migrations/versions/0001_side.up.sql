@@ -17,6 +17,7 @@ CREATE TABLE {schema}.process (
     running_since timestamptz,
     running_due   timestamptz,
     standing_by   text,
+    counters      jsonb,
     role          name        NOT NULL DEFAULT session_user,
     CONSTRAINT process_pkey PRIMARY KEY (id)
 ) WITH (fillfactor = 50);  -- a beat changes no indexed column: each of them is a HOT update
@@ -33,13 +34,16 @@ COMMENT ON COLUMN {schema}.process.running_since IS 'when it was called';
 COMMENT ON COLUMN {schema}.process.running_due IS 'when it is or was overdue; null: never';
 COMMENT ON COLUMN {schema}.process.standing_by IS
     'the topics that another replica receives, so that this one stands by for them; null: none';
+COMMENT ON COLUMN {schema}.process.counters IS
+    'since it started, for each topic: published or handled, failed, and how many took how long, in buckets';
 COMMENT ON COLUMN {schema}.process.role IS 'the login that inserted it: no other one can change it';
 
 -- A beat must not wait for long, since the process has other work.
 CREATE FUNCTION {schema}.beat(id uuid, kind text, name text, host text, broker text, failing_since timestamptz, reason text,
                             blocked_keys integer, in_flight integer, ends boolean, running_id uuid DEFAULT NULL,
                             running_handler text DEFAULT NULL, running_since timestamptz DEFAULT NULL,
-                            running_due timestamptz DEFAULT NULL, standing_by text DEFAULT NULL) RETURNS void
+                            running_due timestamptz DEFAULT NULL, standing_by text DEFAULT NULL,
+                            counters jsonb DEFAULT NULL) RETURNS void
 LANGUAGE sql SECURITY DEFINER {pinned}
 SET row_security = off
 SET lock_timeout = '1s'
@@ -50,18 +54,18 @@ BEGIN ATOMIC
                                 ELSE q.beat_at < now() - interval '1 minute' END
                        FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.process AS p (id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight,
-                                       running_id, running_handler, running_since, running_due, standing_by)
+                                       running_id, running_handler, running_since, running_due, standing_by, counters)
     SELECT beat.id, left(beat.kind, 500), left(beat.name, 500), left(beat.host, 500), left(beat.broker, 500), beat.failing_since,
            left(beat.reason, 500), beat.blocked_keys, beat.in_flight,
            beat.running_id, left(beat.running_handler, 500), beat.running_since, beat.running_due,
-           left(beat.standing_by, 500)
+           left(beat.standing_by, 500), beat.counters
      WHERE NOT beat.ends
         ON CONFLICT ON CONSTRAINT process_pkey DO UPDATE
        SET beat_at = now(), failing_since = excluded.failing_since, reason = excluded.reason,
            blocked_keys = excluded.blocked_keys, in_flight = excluded.in_flight,
            running_id = excluded.running_id, running_handler = excluded.running_handler,
            running_since = excluded.running_since, running_due = excluded.running_due,
-           standing_by = excluded.standing_by
+           standing_by = excluded.standing_by, counters = excluded.counters
      WHERE p.role = session_user;
 END;
 COMMENT ON FUNCTION {schema}.beat IS 'record that a process runs, or with ends, that it ends; deletes the rows of processes that are gone';

@@ -20,6 +20,7 @@ from uuid import uuid4
 from pillarbox.outbox.errors import one_line
 from pillarbox.outbox.events import Event, Observer, ProcessMeasured
 from pillarbox.outbox.gather import end
+from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.postgres.remedy import remedy_of
 
 INTERVAL: Final = 10.0
@@ -54,6 +55,7 @@ class Presence:
         broker: where it publishes to or receives from, without credentials.
         measure: returns how it does now.
         write: runs `beat.sql` with these values; None if it has no connection for that.
+        counters: counts by topic what the process does.
         notify: called with each measurement, and with a failure to write, which never
             stops the process.
     """
@@ -64,7 +66,9 @@ class Presence:
         measure: Callable[[], ProcessMeasured],
         write: Callable[[dict[str, Any]], Awaitable[object]] | None,
         notify: Observer,
+        counters: TopicCounters,
     ) -> None:
+        self._counters = counters
         host = f"{socket.gethostname()} {os.getpid()}"
         self._values: dict[str, Any] = {"id": uuid4(), "host": host, "broker": broker}
         self._measure = measure
@@ -106,7 +110,12 @@ class Presence:
     async def _beat(self, measured: ProcessMeasured, *, ends: bool = False) -> None:
         if self._write is None:
             return
-        values = {**asdict(measured), **self._values, "ends": ends}
+        values = {
+            **asdict(measured),
+            **self._values,
+            "counters": self._counters.as_json(),
+            "ends": ends,
+        }
         try:
             async with asyncio.timeout(_LAST_WAIT if ends else None):
                 await self._write(values)

@@ -3,7 +3,7 @@
 -- Gives: the fields of pillarbox.outbox.observability.measures.processes.Process
 -- Index: none, reads the few rows of the table
 SELECT kind, name, host, role::text, broker, since, failing_since, reason, blocked_keys, in_flight,
-       running_id, running_handler, running_since, running_due, standing_by
+       running_id, running_handler, running_since, running_due, standing_by, coalesce(counters, '{}') AS counters
   FROM {schema}.process
  WHERE beat_at >= now() - interval '1 minute'
  ORDER BY name, since, host

@@ -205,6 +205,7 @@ async def _logout(request: Request) -> Response:
 
 async def _show(section: Section, request: Request) -> Response:
     frame, viewer = frame_of(request), request.state.viewer
+    frame.history.begin()
     values = await frame.database.run(
         lambda connection: section.read(connection, request.query_params), request
     )

@@ -25,6 +25,7 @@ from pillarbox.outbox.duration import (
 from pillarbox.outbox.events import Observers
 from pillarbox.outbox.observability.logging import logged
 from pillarbox.outbox.web.database import Database
+from pillarbox.outbox.web.history import History
 from pillarbox.outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
 from pillarbox.outbox.web.settings import Settings
 
@@ -74,6 +75,7 @@ class Frame:
         }
         self.database = Database(settings.database, read_only=True)
         self.store = Database(settings.database, read_only=False)
+        self.history = History(self.database)
         self.observers = Observers(logged(settings.observers))
         self._templates = Environment(
             loader=PackageLoader("pillarbox.outbox.web"),
@@ -119,6 +121,7 @@ class Frame:
             viewer=viewer,
             with_login=isinstance(self.identify, TokenLogin),
             query=request.query_params,
+            history=self.history,
             **values,
         )
         return HTMLResponse(text, status)

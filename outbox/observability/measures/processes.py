@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -33,6 +34,7 @@ class Process:
             than a few seconds; one that is overdue comes first.
         running_due: when that handler is or was overdue; None: never.
         standing_by: the topics that another replica receives; None: none.
+        counters: see `TopicCounters.as_json`.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Process:
     running_since: datetime | None
     running_due: datetime | None
     standing_by: str | None
+    counters: Mapping[str, Any]
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether the handler that has been running for longest is overdue."""
