@@ -36,11 +36,6 @@ class Pause:
         return _words(self.consumer, self.topic)
 
     @property
-    def text(self) -> str:
-        """What is paused, by whom and why."""
-        return f"{self.what} is paused by {self.paused_by}: {self.reason}"
-
-    @property
     def remedy(self) -> str:
         """The command that ends it."""
         options = (("--consumer", self.consumer), ("--topic", self.topic))
@@ -62,40 +57,31 @@ def change_pause(
     reason: str,
     person: str | None = None,
 ) -> str:
-    """Pause or resume, and return what was done, in words.
+    """Pause or resume (the kind), and return what was done, in words.
 
     Args:
-        kind: pause or resume.
         person: who does it; None: the login.
 
     Raises:
         ConfigError: neither consumer nor topic is given, or no reason for a pause; or
             it is paused already, or not paused.
     """
-    what, is_pause = _words(consumer, topic), kind == "pause"
-    if consumer is None and topic is None:
+    what = _words(consumer, topic)
+    if not (consumer or topic):
         raise ConfigError(f"nothing to {kind}: name a consumer, a topic, or both")
     if topic is not None and (not topic or "*" in topic[:-1]):
         raise ConfigError(
             f"topic {for_shell(topic)}: write a topic, or a prefix followed by one *"
         )
-    if is_pause and not reason:
+    if kind == "pause" and not reason:
         raise ConfigError("the reason is empty: state why; status shows it")
-    values = {
-        "consumer": consumer,
-        "topic": topic,
-        "reason": reason,
-        "person": person,
-    }
-    statement = load("outbox", "begin_pause" if is_pause else "end_pause")
-    cursor = connection.execute(statement, values)
-    if cursor.fetchall() == [(True,)]:
-        return f"{what}: {'paused' if is_pause else 'resumed'}"
-    raise ConfigError(
-        f"{what} is paused already; pillarbox status shows by whom"
-        if is_pause
-        else f"{what} is not paused; pillarbox status shows what is"
-    )
+    values = {"consumer": consumer, "topic": topic, "reason": reason, "person": person}
+    statement = load("outbox", "change_pause")
+    (row,) = connection.execute(statement, {"kind": kind, **values}).fetchall()
+    if row == (True,):
+        return f"{what}: {kind}d"
+    is_so = "is paused already" if kind == "pause" else "is not paused"
+    raise ConfigError(f"{what} {is_so}; pillarbox status shows what is, and by whom")
 
 
 def _words(consumer: str | None, topic: str | None) -> str:

@@ -356,7 +356,7 @@ def _find(id: str, tables: _Tables) -> _Found:
     """
     found = []
     with suppress(ValueError):  # it isn't an id
-        found = _select(tables, Criteria(status=None, id=UUID(id)))
+        found = _select(tables, Criteria(status=None, ids=(UUID(id),)))
     if not found:
         names = " or ".join(
             f"{it.side.schema}.dead_letter of {it.database}" for it in tables

@@ -1,6 +1,6 @@
 """`pillarbox pause` and `pillarbox resume`: stop handling for a while."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -15,7 +15,7 @@ from pillarbox.outbox.cli.command import (
 )
 from pillarbox.outbox.cli.output import write_line
 
-_RIGHTS = "connect as a member of pillarbox_operator"
+_RIGHTS: Final = "connect as a member of pillarbox_operator"
 
 pause_app = new_app()
 resume_app = new_app()
@@ -27,7 +27,6 @@ Consumer: TypeAlias = Annotated[
 
 @command(pause_app)
 def pause(
-    *,
     consumer: Consumer = None,
     topic: Topic = None,
     reason: Reason = "",
@@ -38,27 +37,17 @@ def pause(
     Within 10 s no replica begins a handler of it. Handlers and jobs that are running go
     on, and other topics, too. Use the database of the handlers.
     """
-    _change("pause", consumer, topic, reason, database)
+    with opened(database, "pause", rights=_RIGHTS) as connection:
+        write_line(change_pause(connection, "pause", consumer, topic, reason))
 
 
 @command(resume_app)
 def resume(
-    *,
     consumer: Consumer = None,
     topic: Topic = None,
     reason: Reason = "",
     database: Database = None,
 ) -> None:
     """End a pause that began with the same --consumer and --topic."""
-    _change("resume", consumer, topic, reason, database)
-
-
-def _change(
-    kind: str,
-    consumer: str | None,
-    topic: str | None,
-    reason: str,
-    database: str | None,
-) -> None:
-    with opened(database, kind, rights=_RIGHTS) as connection:
-        write_line(change_pause(connection, kind, consumer, topic, reason))
+    with opened(database, "resume", rights=_RIGHTS) as connection:
+        write_line(change_pause(connection, "resume", consumer, topic, reason))

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pillarbox.outbox.array_literal import plain_array
 from pillarbox.outbox.dead_letters.letter import Status
 
 
@@ -20,7 +21,7 @@ class Criteria:
     """What selected dead letters have in common; None selects any value.
 
     Attributes:
-        id: of the dead letter, or of its message.
+        ids: of the dead letters, or of their messages; none selects all.
         topic: a topic, or a prefix followed by `*`.
         error: part of the reason; upper and lower case are the same.
         origin: what dead-lettered the message: `relay:main`, `consumer:billing`.
@@ -33,7 +34,7 @@ class Criteria:
     """
 
     status: Status | None = Status.PENDING
-    id: UUID | None = None
+    ids: tuple[UUID, ...] = ()
     topic: str | None = None
     key: str | None = None
     tenant: str | None = None
@@ -52,7 +53,7 @@ class Criteria:
         before_at, before_id = self.before or (None, None)
         after_at, after_id = self.after or (None, None)
         return {
-            "id": _text(self.id),
+            "ids": plain_array(self.ids) if self.ids else None,
             "status": None if self.status is None else self.status.value,
             "topic": None if many else self.topic,
             "topic_prefix": self.topic[:-1] if many and self.topic else None,

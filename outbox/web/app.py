@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pillarbox.outbox.errors import ConfigError, OutboxError, one_line, traceback_of
 from pillarbox.outbox.web import (
     blocked,
+    consumers,
     dead_letters,
     jobs,
     messages,
@@ -26,6 +27,7 @@ from pillarbox.outbox.web import (
     overview,
     partitions,
     scheduled,
+    search,
 )
 from pillarbox.outbox.web.events import LoginRefused, RequestFailed
 from pillarbox.outbox.web.frame import Frame, Section, base_of, frame_of, name_in
@@ -97,6 +99,9 @@ def _page(
         *(Route(f"/{it.path}", _seen(partial(_show, it))) for it in _SECTIONS),
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
         Route("/message", _seen(messages.show_message)),
+        Route("/messages/{id}", _seen(messages.show_message)),
+        Route("/search", _seen(search.search)),
+        Route("/consumer", _seen(partial(_show, consumers.SECTION))),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 
@@ -214,9 +219,7 @@ async def _show(section: Section, request: Request) -> Response:
         section.template,
         viewer=viewer,
         section=section,
-        title=section.title,
-        may_act=viewer.may_act,
-        **values,
+        **{"title": section.title, "may_act": viewer.may_act, **values},
     )
 
 
@@ -229,6 +232,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         text = "You are not logged in, or your login has ended. Log in again."
     elif error.status_code == 401:
         text = "Log in to the application that this page is part of."
+    elif error.detail == "Not Found":
+        text = f"There is no page {request.url.path}: choose one above, or search."
     else:
         text = error.detail
     title = HTTPStatus(error.status_code).phrase
@@ -273,6 +278,6 @@ _SECTIONS: Final[tuple[Section, ...]] = (
     scheduled.SECTION,
     blocked.SECTION,
     jobs.SECTION,
-    partitions.SECTION,
     operations.SECTION,
+    partitions.SECTION,
 )

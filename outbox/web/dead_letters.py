@@ -1,6 +1,7 @@
 """Dead letters: grouped by reason, as a list, and one letter in full."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,9 @@ from pillarbox.outbox.web.selection import (
     write_place,
 )
 
+_OF_LIBRARIES: Final = re.compile(
+    r"site-packages|/lib(?:64)?/python3|<frozen|/pillarbox/"
+)
 _MOST_GROUPS: Final = 50
 _MOST_ROWS: Final = 50
 _MAX_SHOWN: Final = 64 * 1024
@@ -112,6 +116,7 @@ class Contents:
 
     Attributes:
         hidden: why it isn't shown; None if it is.
+        frame: the frame of the application that failed, from the stack trace.
     """
 
     hidden: str | None = None
@@ -119,6 +124,7 @@ class Contents:
     payload: str = ""
     payload_bytes: int = 0
     stacktrace: str | None = None
+    frame: str = ""
 
 
 async def show_letter(request: Request) -> Response:
@@ -199,12 +205,24 @@ def show(
         else json.dumps(decoded[0], indent=2, ensure_ascii=False)
     )
     named = headers if isinstance(headers, dict) else {"": headers}
+    trace = stacktrace and shown(stacktrace)
     return Contents(
         headers=tuple((name, shown(str(value))) for name, value in named.items()),
         payload=shown(text),
         payload_bytes=len(payload),
-        stacktrace=stacktrace and shown(stacktrace),
+        stacktrace=trace,
+        frame=own_frame(trace or ""),
     )
+
+
+def own_frame(stacktrace: str) -> str:
+    """Return the last frame that is of no library, with the error; else nothing."""
+    frames = re.split(r'^(?=  File ")', stacktrace, flags=re.MULTILINE)
+    own = [it for it in frames[1:] if not _OF_LIBRARIES.search(it.split("\n", 1)[0])]
+    if not own:
+        return ""
+    code = [it for it in own[-1].split("\n") if it.startswith("  ")]
+    return "\n".join([*code, stacktrace.rstrip().split("\n")[-1]])
 
 
 def why_hidden(viewer: Viewer, table: str, *, is_readable: bool) -> str:

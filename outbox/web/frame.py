@@ -1,6 +1,7 @@
 """Code that all sections of the page share: sections, the frame, and the viewer."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,11 +10,13 @@ from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse
 
+from pillarbox.outbox.administration.check import Finding
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.size import write_size
 from pillarbox.outbox.duration import (
@@ -30,6 +33,17 @@ from pillarbox.outbox.web.login import Identify, TokenLogin, Viewer, is_from_els
 from pillarbox.outbox.web.settings import Settings
 
 _MAX_FORM: Final = 64 * 1024
+
+_LINKS: Final = (
+    (r"dead-letters list --side (outbox|inbox)", r"dead-letters?side=\1"),
+    (r"(outbox|inbox)\.dead_letter", r"dead-letters?side=\1"),
+    (r"pillarbox jobs", "jobs"),
+    (r"pillarbox blocked", "blocked"),
+    (r"^the consumer (\S+)", r"consumer?name=\1"),
+    (r"lanes|relay", "overview#processes"),
+    (r"_p\d{8}|pillarbox maintain", "partitions"),
+)
+"""Where to look, by what a finding says; the first that matches."""
 
 Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str, Any]]
 
@@ -87,6 +101,8 @@ class Frame:
         self._templates.filters.update(
             age=age,
             moment=moment,
+            local=local,
+            link=link,
             size=write_size,
             brief=brief_duration,
             duration=exact_duration,
@@ -131,7 +147,7 @@ class Frame:
         return base_of(request).removesuffix(self.paths[self.database.url])
 
     async def form(self, request: Request) -> dict[str, str]:
-        """Return the fields of a form.
+        """Return the fields of a form, with those of one name together.
 
         Raises:
             HTTPException: 403 if another site sent it; 413 if it is too large.
@@ -147,7 +163,11 @@ class Frame:
             body += part
             if len(body) > _MAX_FORM:
                 raise HTTPException(413, "The form is too large.")
-        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+        form: dict[str, str] = {}
+        text = body.decode(errors="replace")
+        for name, value in parse_qsl(text, keep_blank_values=True):
+            form[name] = f"{form[name]} {value}" if name in form else value
+        return form
 
     async def acting(
         self, request: Request, right: str = "act"
@@ -208,6 +228,25 @@ def age(at: datetime | None) -> str:
 def moment(at: datetime | None) -> str:
     """Return a moment in UTC, to the second."""
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def local(at: datetime | None, exact: bool = False) -> Markup:
+    """Return a moment that the browser shows in local time, and in UTC on hover."""
+    if at is None:
+        return Markup()
+    at = at.astimezone(UTC)
+    utc = f"{at:%Y-%m-%d %H:%M:%S}" + (f".{at:%f}"[:4] if exact else "")
+    tag = Markup('<time datetime="{}" title="{} UTC">{} UTC</time>')
+    return tag.format(at.isoformat(timespec="milliseconds"), utc, utc)
+
+
+def link(finding: Finding) -> str | None:
+    """Return where the page shows what a finding is about; None: nowhere."""
+    text = f"{finding.finding} {finding.remedy}"
+    for pattern, address in _LINKS:
+        if found := re.search(pattern, text):
+            return found.expand(address)
+    return None
 
 
 def rate(per_second: float | None) -> str:

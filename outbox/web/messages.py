@@ -1,6 +1,6 @@
 """Messages: search for them, and show the life of one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,7 @@ class _Search:
     window: str
 
     @classmethod
-    def of(cls, query: QueryParams) -> "_Search":
+    def of(cls, query: Mapping[str, str]) -> "_Search":
         """Read the search from the query of an address.
 
         Raises:
@@ -125,6 +125,13 @@ def read_page(
     }
 
 
+def find_messages(
+    connection: AdministrationConnection, query: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return up to 50 messages that match."""
+    return _read_rows(connection, _Search.of(query))
+
+
 def _read_rows(
     connection: AdministrationConnection, search: _Search
 ) -> list[dict[str, Any]]:
@@ -143,7 +150,8 @@ async def show_message(request: Request) -> Response:
     """Show the life of a message, and the tree of messages that it caused."""
     frame, viewer = frame_of(request), request.state.viewer
     assert isinstance(viewer, Viewer)
-    id = read_id(request.query_params.get("id", "").strip())
+    given = request.path_params.get("id") or request.query_params.get("id", "")
+    id = read_id(given.strip())
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
         with ExitStack() as others:

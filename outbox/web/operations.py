@@ -12,10 +12,14 @@ operation; ask again for what is left.
 import asyncio
 import hmac
 import json
+import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -39,6 +43,7 @@ from pillarbox.outbox.dead_letters.retry import Candidate, Outcome
 from pillarbox.outbox.errors import ConfigError, one_line
 from pillarbox.outbox.events import Observer
 from pillarbox.outbox.logs.printable import count
+from pillarbox.outbox.observability.measures.processes import Process, list_processes
 from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.web.database import RIGHTS
@@ -59,6 +64,13 @@ _MOST_ROWS: Final = 100
 _MOST_REASONS: Final = 20
 _KINDS: Final = ("retry", "discard")
 _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
+
+_RUNS: Final = {
+    "host": f"{socket.gethostname()} {os.getpid()}",
+    "since": datetime.now(UTC),
+    "version": version("pillarbox"),
+}
+"""The process that runs the handlers of retries: this one."""
 
 _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
@@ -112,8 +124,11 @@ class Runner:
                 continue
             table = DeadLetterTable(run.connection, side.schema, side.on_discard)
             page = run.selection.criteria(status=Status.PENDING, max_rows=_BATCH)
+            candidates = await asyncio.to_thread(table.find, page)
+            if not candidates:
+                continue  # nor is there need of what its retries take
             async with self._actor(run, side, table) as act:
-                while candidates := await asyncio.to_thread(table.find, page):
+                while candidates:
                     for candidate in candidates:
                         try:
                             outcome = await act(candidate)
@@ -125,6 +140,7 @@ class Runner:
                             return False
                     last = candidates[-1]
                     page = replace(page, after=ListPosition(last.created_at, last.id))
+                    candidates = await asyncio.to_thread(table.find, page)
         return True
 
     @asynccontextmanager
@@ -203,11 +219,22 @@ class _Run:
 
 def _plan(
     connection: AdministrationConnection, selection: Selection
-) -> tuple[Selection, Groups]:
-    """Count exactly what is selected now, without later dead letters."""
+) -> tuple[Selection, Groups, Process | None]:
+    """Count exactly what is selected now, without later dead letters.
+
+    Returns also the newest process of a consumer whose dead letters these are.
+    """
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
     selection = replace(selection.frozen(now), status=Status.PENDING.value)
-    return selection, read_groups(connection, selection, _MOST_REASONS)
+    groups = read_groups(connection, selection, _MOST_REASONS)
+    origins = {it["origin"] for side, it in groups.rows if side == "inbox"}
+    running = [
+        process
+        for process in (list_processes(connection, "inbox") if origins else ())
+        if f"consumer:{process.name}" in origins
+    ]
+    newest = max(running, key=lambda it: it.since, default=None)
+    return selection, groups, newest
 
 
 async def show_plan(request: Request) -> Response:
@@ -215,13 +242,13 @@ async def show_plan(request: Request) -> Response:
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     kind, selection = _kind_of(form), Selection.of(form)
-    for side in load_sides(None) if kind == "retry" else ():
-        lacking = side.lacks(frame.settings.retry)
-        if lacking is not None and side.schema in selection.sides:
-            raise ConfigError(f"{lacking}; or select the other side alone")
-    selection, groups = await frame.database.run(
+    selection, groups, newest = await frame.database.run(
         lambda connection: _plan(connection, selection), request
     )
+    for side in load_sides(None) if kind == "retry" else ():
+        lacking = side.lacks(frame.settings.retry)
+        if lacking is not None and side.schema in {it.side for it in groups.rows}:
+            raise ConfigError(f"{lacking}; or select the other side alone")
     return frame.render(
         request,
         "plan.html",
@@ -230,6 +257,8 @@ async def show_plan(request: Request) -> Response:
         kind=kind,
         selection=selection,
         groups=groups,
+        runs=_RUNS,
+        newest=newest if kind == "retry" else None,
         plan=_seal(frame, kind, selection, str(groups.total)),
         max_reason=MAX_LENGTH,
     )

@@ -43,7 +43,7 @@ class Selection:
         topic: a topic, or a prefix followed by `*`.
         reason: the first 80 characters of a reason.
         error: text that the reason contains.
-        id: the id of one dead letter.
+        id: the ids of dead letters, with spaces between.
     """
 
     side: str = ""
@@ -90,7 +90,7 @@ class Selection:
             ConfigError: a moment or an id is malformed.
         """
         criteria = Criteria(
-            id=_id(self.id),
+            ids=_ids(self.id),
             status=None if self.status == "ANY" else Status(self.status),
             topic=self.topic or None,
             key=self.key or None,
@@ -119,7 +119,9 @@ class Selection:
     def in_words(self) -> str:
         """Describe the filters in words, without the status."""
         words = [
-            f"{name} {it}" for name, it in self.fields().items() if name != "status"
+            f"{len(it.split())} chosen" if name == "id" else f"{name} {it}"
+            for name, it in self.fields().items()
+            if name != "status"
         ]
         return ", ".join(words) or "no filter"
 
@@ -158,9 +160,9 @@ def _moment(name: str, text: str) -> datetime | None:
         ) from None
 
 
-def _id(text: str) -> UUID | None:
+def _ids(text: str) -> tuple[UUID, ...]:
     try:
-        return UUID(text) if text else None
+        return tuple(map(UUID, text.split()))
     except ValueError:
         raise ConfigError(
             f"id {shorten(text)}: isn't the id of a dead letter; the list shows them"

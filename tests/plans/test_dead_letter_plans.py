@@ -164,7 +164,7 @@ def test_a_dead_letter_is_locked_by_its_primary_key(
 
 
 def test_a_dead_letter_is_found_by_its_id_or_that_of_its_message(ask: Ask) -> None:
-    criteria = Criteria(status=None, id=uuid4())
+    criteria = Criteria(status=None, ids=(uuid4(), uuid4()))
     plan = ask(statement("inbox", Statement.LIST), criteria.parameters())
     assert plan.indexes == {"dead_letter_pkey", "dead_letter_message_idx"}
     assert plan.sequential == set()

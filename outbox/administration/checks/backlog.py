@@ -51,7 +51,8 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
 
 
 def _about_pause(pause: Pause, overview: Overview) -> Finding:
-    text = f"{pause.text}, {write_duration(overview.at - pause.paused_at)} ago"
+    age = write_duration(overview.at - pause.paused_at)
+    text = f"{pause.what} is paused by {pause.paused_by} for {age}: {pause.reason}"
     lags = [
         it.lag.waited
         for it in overview.consumers

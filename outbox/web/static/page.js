@@ -3,8 +3,12 @@
   const byId = (id) => document.getElementById(id);
   const say = (text) => { const at = byId("status"); if (at && at.textContent !== text) at.textContent = text; };
 
-  // On a narrow screen each cell names its column.
+  // Times are local, and in UTC on hover; on a narrow screen each cell names its column.
   const label = (root) => {
+    for (const at of root.querySelectorAll("time")) {
+      const [date, fraction] = [new Date(at.dateTime), at.title.match(/\.\d+/)?.[0] ?? ""];
+      at.textContent = date.toLocaleString("sv-SE") + fraction;
+    }
     for (const table of root.querySelectorAll("table")) {
       const names = [...table.querySelectorAll("thead th")].map((it) => it.textContent.trim());
       for (const row of table.tBodies[0]?.rows ?? []) {
@@ -18,7 +22,9 @@
     label(found);
     if (live.innerHTML === found.innerHTML) return;
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
+    const checked = [...live.querySelectorAll(":checked")].map((it) => it.id);
     live.replaceChildren(...found.childNodes);
+    for (const id of checked) { const box = byId(id); if (box) box.checked = true; }
     if (focused) byId(focused)?.focus({ preventScroll: true });
   };
 
@@ -58,6 +64,12 @@
     if (token && location.hash.length > 1) {
       token.value = decodeURIComponent(location.hash.slice(1));
       history.replaceState(null, "", location.pathname);
+    }
+    for (const button of document.querySelectorAll("[data-copy]")) {
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
+        button.textContent = "Copied";
+      });
     }
     const live = byId("live");
     if (live) follow(live);

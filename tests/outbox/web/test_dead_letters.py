@@ -6,10 +6,12 @@ import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from pillarbox import Message
 from pillarbox.outbox.dead_letters.statement import Schema
 from pillarbox.outbox.lane import Priority
-from pillarbox.outbox.web.dead_letters import show
+from pillarbox.outbox.web.dead_letters import own_frame, show
 from pillarbox.outbox.web.selection import Selection
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.web import BOB, as_role, browsing
@@ -218,3 +220,45 @@ def test_a_deep_payload_of_1_mb_is_shown_at_the_cost_of_its_beginning() -> None:
     assert contents.payload.startswith("[[[")
     assert contents.payload_bytes == len(payload)
     assert peak < 16 * len(payload)
+
+
+TRACE = """\
+Traceback (most recent call last):
+  File "/lib/python3.12/site-packages/pillarbox/inbox/attempt.py", line 9, in run
+    call(message)
+  File "/app/billing/handlers.py", line 41, in charge
+    customer = find(order)
+               ^^^^^^^^^^^
+  File "/app/billing/customers.py", line 7, in find
+    return client.get(order)
+  File "/usr/lib/python3.12/http/client.py", line 3, in get
+    raise LookupError(order)
+LookupError: no such customer
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "frame"),
+    [
+        (
+            TRACE,
+            '  File "/app/billing/customers.py", line 7, in find\n'
+            "    return client.get(order)\nLookupError: no such customer",
+        ),
+        ("no trace at all", ""),
+        (TRACE.replace("/app/billing", "/usr/lib/python3.12"), ""),
+    ],
+)
+def test_the_frame_of_the_application_comes_first(trace: str, frame: str) -> None:
+    assert own_frame(trace) == frame
+
+
+def test_the_rest_of_a_stack_trace_is_folded(database_url: str) -> None:
+    (letter,) = give_up(database_url, Message("a", 1), stacktrace=TRACE)
+    with browsing(database_url) as browser:
+        text = browser.get(f"/dead-letters/outbox/{letter}")
+    first, _, folded = text.partition("<details>")
+    assert "customers.py" in first
+    assert "client.py" not in first
+    assert "client.py" in folded
+    assert 'data-copy="trace"' in first

@@ -38,13 +38,13 @@ def buckets(**counts: int) -> list[int]:
 
 
 def process(counters: dict[str, Any], **more: Any) -> Process:
-    values = dict.fromkeys(Process.__dataclass_fields__)
+    values: dict[str, Any] = dict.fromkeys(Process.__dataclass_fields__)
     values |= {"kind": "consumer", "name": "billing", "host": "h", "since": NOON}
     return Process(**(values | {"counters": counters} | more))
 
 
 def overview(seconds: float, *found: Process, waiting: int = 0) -> Overview:
-    values = dict.fromkeys(Overview.__dataclass_fields__)
+    values: dict[str, Any] = dict.fromkeys(Overview.__dataclass_fields__)
     lag = Backlog(messages=waiting, estimated=waiting)
     consumer = ConsumerStatus(
         name="billing", is_reader=True, replicas=1, lag=lag, held=None, rate=None

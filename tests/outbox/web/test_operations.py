@@ -1,6 +1,8 @@
 """Actions on the page: counted first, one at a time, and recorded."""
 
+import os
 import re
+import socket
 import urllib.parse
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +16,10 @@ from pillarbox import Message
 from pillarbox.outbox.postgres.connection import conninfo, sqlalchemy_url
 from pillarbox.relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.presence import record_process
 from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
-from tests.fixtures.web import ANN, Browser, as_role, browsing, served
+from tests.fixtures.web import ANN, BOB, Browser, as_role, browsing, served
 from tests.outbox.web.test_command import log_in
 from tests.outbox.web.test_dead_letters import shown
 
@@ -110,6 +113,76 @@ def test_a_retry_publishes_the_messages_of_a_side_and_refuses_one_that_it_cannot
     assert operations(database_url) == [("retry", "done", "", "ann", 2, 2, 0, 0)]
     assert [status for status, _, _ in states(database_url)] == ["SUCCEEDED"] * 2
     assert [status for status, _, _ in states(database_url, "inbox")] == ["PENDING"]
+
+
+def test_those_that_were_checked_are_retried_and_no_others(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = MemoryPublisher()
+    monkeypatch.setattr(
+        "pillarbox.relay.publishers.memory.MemoryPublisher.from_url",
+        lambda _: publisher,
+    )
+    give_up(database_url, *[Message("a", n) for n in range(4)])
+    give_up(database_url, Message("a", 9), schema="inbox")
+    with browsing(database_url, broker="memory://") as browser:
+        boxes = re.findall(r'type="checkbox"[^>]* value="([^"]+)"', browser.get("/"))
+        assert boxes == []
+        text = browser.get("/dead-letters?side=outbox")
+        boxes = re.findall(r'type="checkbox"[^>]* value="([^"]+)"', text)
+        assert len(boxes) == 4
+        form = f"kind=retry&id={boxes[1]}&id={boxes[2]}"
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        answer = browser.client.post(
+            "/dead-letters/plan", content=form, headers=headers
+        )
+        assert "Retry 2 dead letters?" in answer.text
+        assert "2 chosen" in answer.text
+        browser.text = answer.text
+        browser.post("/operations/ask")
+        browser.wait_until_shown(OPERATIONS, "<td>done</td>")
+    left = "SELECT id::text FROM outbox.dead_letter WHERE status = 'PENDING'"
+    assert {id for (id,) in execute(database_url, left)} == {boxes[0], boxes[3]}
+    with browsing(database_url, token=BOB) as browser:
+        assert "checkbox" not in browser.get("/dead-letters")
+
+
+def test_all_with_the_reason_or_of_the_topic_are_chosen_where_they_are_seen(
+    database_url: str,
+) -> None:
+    ids = give_up(database_url, Message("a", 1), Message("b", 1), reason="why")
+    give_up(database_url, Message("a", 1), reason="another")
+    with browsing(database_url) as browser:
+        for path in ("/dead-letters", f"/dead-letters/outbox/{ids[0]}"):
+            forms = re.findall(r"<form.*?</form>", browser.get(path), re.DOTALL)
+            (form,) = (it for it in forms if 'name="reason" value="why"' in it)
+            fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+            fields.pop("kind", None)
+            text = plan(browser, "discard", **fields)
+            assert "Discard 2 dead letters?" in text
+        browser.get(f"/dead-letters/outbox/{ids[0]}")
+        assert "of this topic" in browser.text
+        text = plan(browser, "discard", **browser.hidden())
+        assert "Discard 2 dead letters?" in text
+        assert "topic a" in text
+
+
+def test_a_retry_says_whose_handlers_run_and_warns_if_a_newer_consumer_runs(
+    database_url: str, blocking: str
+) -> None:
+    record_process(database_url, "consumer", "billing", host="old 1")
+    older = "UPDATE inbox.process SET since = now() - interval '9 days'"
+    with browsing(database_url, consumer=blocking) as browser:
+        execute(database_url, older)
+        text = plan(browser, "retry", side="inbox")
+        assert f"host {socket.gethostname()} {os.getpid()}" in text
+        assert "host old 1" in text
+        assert "Warning" not in text
+        record_process(database_url, "consumer", "billing", host="new 1")
+        text = plan(browser, "retry", side="inbox")
+        assert "host new 1" in text
+        assert "its handlers may be older" in text
+        assert "host new 1" not in plan(browser, "discard", side="inbox")
 
 
 @pytest.fixture

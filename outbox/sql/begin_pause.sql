@@ -1,5 +1,0 @@
--- Does:  Pause a consumer, a topic of it, or a topic of all.
--- Takes: consumer, topic (each null: all), reason, person (null: the login)
--- Gives: whether that was done
--- Index: operation_pause_idx
-SELECT outbox.pause(%(consumer)s, %(topic)s, %(reason)s, coalesce(%(person)s, session_user)) IS NOT NULL
