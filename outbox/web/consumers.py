@@ -11,7 +11,6 @@ from pillarbox.outbox.observability.measures.reading import Scope
 from pillarbox.outbox.observability.overview import read_overview
 from pillarbox.outbox.web.dead_letters import read_groups
 from pillarbox.outbox.web.frame import Section
-from pillarbox.outbox.web.history import slow
 from pillarbox.outbox.web.overview import backlog_text
 from pillarbox.outbox.web.selection import Selection
 
@@ -44,30 +43,11 @@ def read_page(
         "overview": overview,
         "consumer": found[0],
         "replicas": replicas,
-        "topics": _topics(it.counters for it in replicas),
         "pauses": overview.pauses_of(name),
         "jobs": next((it for it in overview.jobs if it.consumer == name), None),
         "groups": read_groups(connection, of_consumer, _MOST_ROWS),
         "blocked": [it for it in refused if it.reader == name],
         "backlog_text": backlog_text,
-    }
-
-
-def _topics(counters: Any) -> dict[str, tuple[int, int, Any]]:
-    """Return what replicas have handled of each topic, what failed, and its p95."""
-    sums: dict[str, list[Any]] = {}
-    for topic, (done, failed, times) in (
-        it for each in counters for it in each.items()
-    ):
-        known = sums.setdefault(topic, [0, 0, [0] * len(times)])
-        sums[topic] = [
-            known[0] + done,
-            known[1] + failed,
-            [a + b for a, b in zip(known[2], times, strict=True)],
-        ]
-    return {
-        topic: (done, failed, slow(times))
-        for topic, (done, failed, times) in sorted(sums.items())
     }
 
 

@@ -172,10 +172,7 @@ class History:
             ("Failed", rates("failed"), write_rate),
             (
                 "p95, commit to handled",
-                [
-                    _seconds(slow(it.times.get(of, ()))) if it else None
-                    for it in minutes
-                ],
+                [_p95(it.times.get(of, ())) if it else None for it in minutes],
                 lambda it: brief_duration(timedelta(seconds=it)),
             ),
             (
@@ -203,16 +200,11 @@ def _in_words(
     return f"{now} now, at most {write(most)} at {at:%H:%M} UTC"
 
 
-def _seconds(duration: timedelta | None) -> float | None:
-    return None if duration is None else duration.total_seconds()
-
-
-def slow(counts: Sequence[int]) -> timedelta | None:
-    """Return the 95th percentile of what was counted in buckets; None: nothing was."""
+def _p95(counts: Sequence[int]) -> float | None:
     rank, below = 0.95 * sum(counts), 0.0
     for bound, count in zip((*LONG, LONG[-1]), counts, strict=False):
         if count and count >= rank:
-            return timedelta(seconds=below + (bound - below) * rank / count)
+            return below + (bound - below) * rank / count
         rank -= count
         below = bound
     return None
