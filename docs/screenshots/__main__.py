@@ -1,12 +1,14 @@
 """Make the screenshots of docs/web.md: `make screenshots`."""
 
+import math
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import uvicorn
@@ -15,9 +17,13 @@ from playwright.sync_api import Browser, Page
 from pillarbox import Message
 from pillarbox.outbox.administration.migrate import migrate
 from pillarbox.outbox.administration.upkeep import maintain
+from pillarbox.outbox.observability.latency import LONG
+from pillarbox.outbox.observability.measures.backlog import Backlog
+from pillarbox.outbox.observability.overview import read_overview
 from pillarbox.outbox.postgres.connection import conninfo
 from pillarbox.outbox.testing.postgres import postgres_server
 from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
+from pillarbox.outbox.web.history import History
 from tests.fixtures.chromium import chromium
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.positions import defer, publish
@@ -182,11 +188,41 @@ def _record_processes(url: str) -> None:
         record_process(url, kind, name, host=host, silent=-timedelta(hours=1))
 
 
+def _remember_an_hour(history: History, url: str) -> None:
+    """Let the charts know an hour, as if the processes had counted in it."""
+    with psycopg.connect(conninfo(url), autocommit=True) as connection:
+        overview = read_overview(connection)
+    processes = overview.processes
+    assert processes is not None
+    done, failed, buckets = 0, 0, [0] * (len(LONG) + 1)
+    for minute in range(60, -1, -1):
+        rush = 15 < minute < 22
+        count = 200 + round(120 * math.sin(minute / 7)) + 400 * rush
+        done, failed = done + count, failed + (minute % 9 == 0) * 7
+        buckets[4 + rush] += count
+        counters = {"orders.placed": [done, failed, list(buckets)]}
+        kinds = {"relays": processes.relays, "consumers": processes.consumers}
+        counted: Any = {
+            name: tuple(replace(it, counters=counters) for it in found)
+            for name, found in kinds.items()
+        }
+        at, backlog = overview.at - timedelta(minutes=minute), max(0, count - 300)
+        history.add(
+            replace(
+                overview,
+                at=at,
+                processes=replace(processes, **counted),
+                outbox=Backlog(messages=backlog, estimated=backlog),
+            )
+        )
+
+
 @contextmanager
 def _served(url: str) -> Iterator[str]:
-    ann = Viewer(name="ann", may_act=True, sees_payloads=True)
+    ann = Viewer(name="ann", may_act=True, may_pause=True, sees_payloads=True)
     settings = Settings(database=url)
     app = web_app(settings, TokenLogin({_TOKEN: ann}))
+    _remember_an_hour(app.state.frame.history, url)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -17,6 +17,7 @@ from pillarbox.outbox.testing.events import RecordedEvents
 from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app
 from pillarbox.outbox.web.events import RequestFailed
 from pillarbox.outbox.web.login import read_tokens
+from tests.fixtures.readers import add_consumer
 from tests.fixtures.sessions import execute
 from tests.fixtures.web import ANN, BOB, TOKENS, as_role, browsing
 
@@ -182,9 +183,10 @@ def test_the_error_for_an_unreachable_database_names_it_without_the_password() -
 def test_the_roles_of_the_page_and_the_monitor_can_show_pages_and_others_cannot(
     database_url: str,
 ) -> None:
+    add_consumer(database_url, "billing", "a")
     with browsing(as_role(database_url, "pillarbox_web")) as browser:
-        for path in PAGES:
-            if "{" not in path and path != "/message":
+        for path in (*PAGES, "/consumer?name=billing"):
+            if "{" not in path and path not in {"/message", "/consumer"}:
                 browser.get(path)
                 assert browser.status == 200, (path, browser.text)
     with browsing(as_role(database_url, "pillarbox_monitor")) as browser:

@@ -9,6 +9,7 @@ import pytest
 
 from pillarbox.outbox.web import Settings, TokenLogin, web_app
 from pillarbox.outbox.web.database import _MOST, Database
+from pillarbox.outbox.web.history import History
 from tests.fixtures.web import ANN, TOKENS
 from tests.fixtures.webhook import served
 
@@ -30,6 +31,7 @@ async def test_requests_whose_client_is_gone_are_not_carried_out(
     app = web_app(Settings(database=database_url), TokenLogin(TOKENS))
     async with served(app) as url, httpx2.AsyncClient(base_url=url) as client:
         await client.post("/login", data={"token": ANN})
+        monkeypatch.setattr(History, "begin", lambda _: None)
         monkeypatch.setattr(Database, "_run", hold)
         async with httpx2.AsyncClient(
             base_url=url, cookies=client.cookies
