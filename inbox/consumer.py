@@ -477,13 +477,14 @@ class Consumer(Process):
             )
             await days.make()
             member = await member_id(self._executor)
+            pauses = Pauses()
             for source in sources.values():
                 source.abilities.identify(member)
+                source.abilities.pauses(pauses.has)
                 if not self._in_order:
                     source.abilities.share()
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             outage = DatabaseOutage(self.name, observers, self._executor)
-            pauses = Pauses()
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems, outage, pauses
             )

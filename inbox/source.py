@@ -147,6 +147,9 @@ class Abilities:
             then don't stay in order. Called before the source is entered. Without it,
             one replica at a time receives the messages of a topic.
         standing_by: the topics that another replica receives now.
+        pauses: take what tells whether a topic is paused: what is handed back of such a
+            one is for no other replica, since it is paused there, too. Called before
+            the source is entered.
     """
 
     leave_out: Callable[[Collection[str], Collection[Priority]], None] = lambda *_: None
@@ -156,6 +159,7 @@ class Abilities:
     members: Callable[[], Sequence[str]] = tuple
     share: Callable[[], None] = lambda: None
     standing_by: Callable[[], Collection[str]] = tuple
+    pauses: Callable[[Callable[[str], bool]], None] = lambda _: None
 
 
 class Source(Protocol):

@@ -6,7 +6,7 @@ it claims, orders, defers and takes lanes over as relays do.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import (
     AsyncExitStack,
     suppress,
@@ -88,6 +88,7 @@ class PostgresSource:
         url, options = PostgresOptions.parse(url)
         self._warnings: list[str] = []
         self._holders: Sequence[str] = ()
+        self._is_paused: Callable[[str], bool] = lambda _: False
         self._url = url
         self._topics = topics
         self._poll = poll_interval.total_seconds()
@@ -117,6 +118,7 @@ class PostgresSource:
             warnings=lambda: self._warnings,
             identify=self._process.identify,
             members=lambda: self._process.members,
+            pauses=self._know_pauses,
         )
 
     @classmethod
@@ -235,12 +237,19 @@ class PostgresSource:
         entry.end(Disposition("refused", "its handler failed", seconds, charge=1))
 
     def handed_back(self, entry: HeldMessage, delay: timedelta) -> bool:
-        """Let a message and its key wait, and others lease its lane meanwhile."""
+        """Let a message and its key wait.
+
+        Others lease its lane meanwhile, unless it is paused there, too.
+        """
         seconds = delay.total_seconds()
         reason = "can't be handled by this replica"
         entry.end(Disposition("postponed", reason, seconds))
-        self._process.step_aside(seconds)
+        if not self._is_paused(entry.message.topic):
+            self._process.step_aside(seconds)
         return True
+
+    def _know_pauses(self, is_paused: Callable[[str], bool]) -> None:
+        self._is_paused = is_paused
 
     def _history_of(self, handed: HeldMessage) -> History:
         lane, leased_at = handed.leased

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -171,3 +172,36 @@ async def test_a_consumer_of_the_outbox_keeps_its_lanes_while_it_is_paused(
             assert execute(database_url, locks) == before
             change(database_url, "resume", "billing")
             await events.wait_for(MessageHandled, 4)
+
+
+async def test_replicas_keep_their_lanes_although_a_flood_of_a_topic_is_paused(
+    database_url: str,
+) -> None:
+    change(database_url, "pause", "billing", "orders")
+    insert(database_url, *numbered(200, keys=200))
+    async with (
+        sessions_by(database_url, "asyncpg") as sessions,
+        AsyncExitStack() as stack,
+    ):
+        replicas = []
+        for _ in range(2):
+            topics = ["orders", "mail"]
+            source = PostgresSource(database_url, consumer="billing", topics=topics)
+            consumer = Consumer(
+                source, sessions, name="billing", max_in_flight=2, max_waiting=8
+            )
+            for topic in topics:
+                consumer.handles(topic)(handle)
+            replicas.append(await stack.enter_async_context(running(consumer)))
+        insert(database_url, *numbered(200, keys=200))
+        for events in replicas:
+            await events.wait_for(DeliveryReturned, 20)
+        mails = [Message("mail", n, key=f"m{n}") for n in range(40)]
+        insert(database_url, *mails)
+        async with asyncio.timeout(20):
+            while sum(len(it.of(MessageHandled)) for it in replicas) < len(mails):
+                await replicas[0].wait_for(
+                    ProcessMeasured, len(replicas[0].of(ProcessMeasured)) + 1
+                )
+        handled = [event for it in replicas for event in it.of(MessageHandled)]
+        assert {event.topic for event in handled} == {"mail"}
