@@ -139,7 +139,8 @@ ALLOWED = {
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
         "SELECT * FROM outbox.upkeep_plan()",
         ASK,
-        "UPDATE outbox.operation SET state = 'stopping', stopped_by = 'w'",
+        "UPDATE outbox.operation SET state = 'stopping', stopped_by = 'w'"
+        " WHERE state = 'running'",
         *(
             f"UPDATE {schema}.dead_letter SET status = 'DISCARDED',"
             " updated_at = now(), discard_reason = 'why', discarded_by = 'who'"
