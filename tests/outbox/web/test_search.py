@@ -27,7 +27,7 @@ def test_an_id_or_its_beginning_leads_to_the_message_or_the_dead_letter(
             assert (part, "Message" in text, "orders" in text) == (part, True, True)
             assert "Life" in text
         assert "Dead-lettered by" in browser.get(f"/search?q={str(letter)[:8]}")
-        assert "No table of this database has it" in browser.get(f"/search?q={uuid7()}")
+        assert "No table has it" in browser.get(f"/search?q={uuid7()}")
         assert browser.status == 404
 
 
