@@ -45,10 +45,9 @@ def connection_of(session: Session, **options: Any) -> Connection:
         bind = session.get_bind(_MAPPER)
         if bind.dialect.driver not in _DRIVERS:
             raise ConfigError(
-                f"the engine of sessions: driver {bind.dialect.driver!r} of "
-                f"{bind.dialect.name} is not supported by the inbox, which reads "
-                "SQLSTATEs and transaction states; use one of "
-                f"{', '.join(_DRIVERS)}"
+                "sessions: the inbox doesn't support the driver"
+                f" {bind.dialect.driver!r} of {bind.dialect.name}; use one of"
+                f" {', '.join(_DRIVERS)}"
             )
         # A test's session may join a transaction that has begun.
         is_joined = isinstance(bind, Connection) and bind.in_transaction()
@@ -84,9 +83,9 @@ class _Answer(Exception):  # noqa: N818 (an answer, no error)
 def _in_flush(session: Session, ask: Callable[[], T]) -> T:
     if session.connection_callable is not None:
         raise ConfigError(
-            f"sessions {shorten(type(session))}: chooses a database for each row, so "
-            "no connection is that of all effects of a message; pass a session factory "
-            "of the database that has the inbox"
+            f"sessions {shorten(type(session))}: can't commit all effects of a"
+            " message together, because it chooses a database for each row; pass a"
+            " session factory for the inbox's database"
         )
     try:
         if getattr(session.get_bind, "__func__", None) is Session.get_bind:
@@ -103,7 +102,7 @@ def _in_flush(session: Session, ask: Callable[[], T]) -> T:
         return answers[0]
     except UnboundExecutionError as error:
         raise ConfigError(
-            "sessions: no engine is bound to the tables of the inbox; give the session "
-            "factory a default, as in sessionmaker(engine, binds=…), or bind the "
-            "tables of pillarbox.inbox.schema.metadata, too"
+            "sessions: no engine is bound to the inbox's tables; give the session"
+            " factory a default, sessionmaker(engine, binds=…), or also bind the"
+            " tables of pillarbox.inbox.schema.metadata"
         ) from error

@@ -249,8 +249,8 @@ class Consumer(Process):
         other._connect(source, sessions)
         if not other._executor.is_like(self._executor):
             raise ConfigError(
-                f"sessions {shorten(sessions)}: consumer {self.name!r} has handlers "
-                "for another kind of sessions"
+                f"sessions {shorten(sessions)}: consumer {self.name!r} needs another"
+                " kind of sessions for its handlers"
             )
         return other
 
@@ -441,7 +441,8 @@ class Consumer(Process):
             )
         if not self.topics:
             raise ConfigError(
-                f"consumer {self.name!r}: has no handler; use @consumer.handles(topic)"
+                f"consumer {self.name!r}: has no handlers; register one with"
+                " @consumer.handles(topic)"
             )
         weights = self._queues_served.weights()
         self._versions.check()

@@ -21,17 +21,17 @@ class MessageTooOldError(InvalidReceiptError):
         self.message_at = message_at
         if was_dropped:
             super().__init__(
-                f"message id {message_id}: was made at {message_at.isoformat()}, and "
-                "the receipts of that time were dropped before their retention was "
-                "over, by a clock that was ahead; it is unknown whether it was "
-                "handled: check its effects, and handle it manually if there are none"
+                f"message id {message_id}: may have been handled: the receipts of"
+                f" {message_at.isoformat()} were dropped too early, because a clock"
+                " was ahead; check its effects, and handle it manually if there are"
+                " none"
             )
             return
         age = write_duration(datetime.now(UTC) - message_at)
         super().__init__(
-            f"message id {message_id}: was made {age} ago, and inbox.receipt no longer "
-            "has a partition for that day; handle it by hand, or raise the retention "
-            "of inbox.receipt above the age of what you replay"
+            f"message id {message_id}: is {age} old, and inbox.receipt no longer has"
+            " a partition for its day; handle it manually, or raise the retention of"
+            " inbox.receipt above the age of replayed messages"
         )
 
 
@@ -42,9 +42,9 @@ class MessageTooNewError(InvalidReceiptError):
         self.message_id = message_id
         self.message_at = message_at
         super().__init__(
-            f"message id {message_id}: dates from {message_at.isoformat()}, "
-            "and inbox.receipt has no partition for that day yet; check the clock of "
-            "its producer, and that outbox.maintain() runs"
+            f"message id {message_id}: inbox.receipt has no partition for"
+            f" {message_at.isoformat()} yet; check the producer's clock, and that"
+            " outbox.maintain() runs"
         )
 
 
@@ -54,8 +54,8 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
     def __init__(self, handler: str, limit: timedelta) -> None:
         self.limit = limit
         super().__init__(
-            f"handler {handler}: took longer than its time limit of "
-            f"{exact_duration(limit)}; raise time_limit, or do less in one message"
+            f"handler {handler}: exceeded its time limit of {exact_duration(limit)};"
+            " raise time_limit, or do less per message"
         )
 
 
@@ -70,10 +70,10 @@ class IdleTimeoutError(OutboxError):
         else:
             named = f"max_idle={exact_duration(limit)}"
         super().__init__(
-            f"the connection was lost after {seconds:.1f}s: PostgreSQL ends a "
-            f"transaction that is idle for longer than {named}; don't wait for so long "
-            "between two statements: set a timeout for HTTP requests, use a long "
-            f"handler (consumer.job), or raise max_idle ({one_line(error)})"
+            f"connection lost after {seconds:.1f}s: PostgreSQL ends a transaction"
+            f" that is idle for longer than {named}; set a timeout for HTTP requests,"
+            " use a long handler (consumer.job), or raise max_idle"
+            f" ({one_line(error)})"
         )
 
 
@@ -99,10 +99,10 @@ class HandlerTransactionError(OutboxError):
     def by_call(cls, call: str) -> "HandlerTransactionError":
         """Return the error for a call that ends the transaction, or would."""
         return cls(
-            f"{call}: refused, because a handler must not end its transaction: receipt "
-            "and effects commit together after it has returned, and now nothing was "
-            "committed; remove the call; for a part that may be rolled back use "
-            "session.begin_nested(), or connection.transaction() of psycopg"
+            f"{call}: refused, and nothing was committed: receipt and effects commit"
+            " together after the handler returns; remove the call, or use a"
+            " savepoint: session.begin_nested(), or psycopg's"
+            " connection.transaction()"
         )
 
     @classmethod
@@ -110,20 +110,19 @@ class HandlerTransactionError(OutboxError):
         """Return the error for a database error that the handler caught."""
         what = "a database error" if caught is None else f"a database error ({caught})"
         return cls(
-            f"{what} was caught inside the transaction, and PostgreSQL would turn its "
-            "COMMIT into a ROLLBACK, without receipt or effects; execute what may fail "
-            "in a savepoint (with session.begin_nested(): …, or psycopg's with "
-            "connection.transaction(): …) and catch the error outside of that, or let "
-            "it leave the handler"
+            f"nothing was committed: the handler caught {what}, which aborts its"
+            " transaction; use a savepoint (with session.begin_nested(): …, or"
+            " psycopg's with connection.transaction(): …) and catch the error outside"
+            " it, or let the handler raise it"
         )
 
     @classmethod
     def by_open_block(cls) -> "HandlerTransactionError":
         """Return the error for a block that a handler left open on its connection."""
         return cls(
-            "the handler left a block of its connection open, and nothing was "
-            "committed: a transaction(), pipeline(), copy() or stream(); use it in a "
-            "with statement, and stream() with contextlib.aclosing or closing"
+            "nothing was committed: the handler left a transaction(), pipeline(),"
+            " copy() or stream() open; use a with statement, for stream() with"
+            " contextlib.aclosing or closing"
         )
 
 
@@ -142,13 +141,11 @@ class TransactionEndedError(HandlerTransactionError):
 
     def __init__(self) -> None:
         super().__init__(
-            "COMMIT or ROLLBACK: the handler ended its transaction itself; "
-            "what it did before that may be committed, with the receipt, and "
-            "what it did after it is not; check which of its effects exist; execute no "
-            "COMMIT or ROLLBACK in the handler, don't set "
-            "default_transaction_read_only, which marks the transaction, and use "
-            "session.begin_nested(), or connection.transaction() of psycopg, for a "
-            "part that may be rolled back"
+            "COMMIT or ROLLBACK: the handler ended its own transaction, so its"
+            " earlier effects may be committed, with the receipt; check them. In a"
+            " handler, execute no COMMIT or ROLLBACK, and don't set"
+            " default_transaction_read_only; use a savepoint: session.begin_nested(),"
+            " or psycopg's connection.transaction()"
         )
 
 
@@ -158,8 +155,8 @@ class JobLostError(OutboxError):
     def __init__(self, message_id: UUID) -> None:
         self.message_id = message_id
         super().__init__(
-            f"job {message_id}: its lease is lost, and another process may have it; "
-            "if the process was not frozen, use a longer lease"
+            f"job {message_id}: lease lost, another process may be running it; unless"
+            " this process was frozen, use a longer lease"
         )
 
 

@@ -170,7 +170,7 @@ class FinishedJobFailed(DeliveryEvent):
 
     level = logging.WARNING
     about = ("consumer", "topic", "reason")
-    advice = "do everything before the end of job.finish(), and return after it"
+    advice = "do all work before job.finish() ends, then return"
 
     reason: str
     stacktrace: str | None = None
@@ -244,8 +244,8 @@ class HandlerMissing(Event):
     level = logging.WARNING
     about = ("consumer", "topic")
     advice = (
-        "nothing while a deploy goes on; if no release handles the topic any more, end"
-        " the subscription: see the broker's page; for postgres, pillarbox readers drop"
+        "none during a deploy; if no release handles the topic any more, end the"
+        " subscription (see the broker's page; for postgres, pillarbox readers drop)"
     )
 
     consumer: str
@@ -266,7 +266,9 @@ class CodecMissing(Event):
 
     level = logging.WARNING
     about = ("consumer", "topic")
-    advice = "restart the consumer with codec=… in Consumer(…): its messages wait"
+    advice = (
+        "restart the consumer with Consumer(…, codec=…); the messages wait until then"
+    )
 
     consumer: str
     topic: str
@@ -280,8 +282,8 @@ class SourceWarned(Event):
     level = logging.WARNING
     about = ("consumer", "queue", "reason")
     advice = (
-        "if that isn't intended, stop the consumer, and give it its former name or one"
-        " of its own"
+        "if this isn't intended, stop the consumer, and give it its former name or a"
+        " unique one"
     )
 
     consumer: str
@@ -307,8 +309,8 @@ class StandingBy(Event):
     queue: str
     topics: tuple[str, ...]
     alternatives: str = (
-        "if one replica is too slow, let several work: with shards, if the broker's"
-        ' page has them, or without the order of keys, by Consumer(order="none")'
+        "if one replica is too slow, run several at once: with shards, if the broker"
+        ' supports them, or without order per key: Consumer(order="none")'
     )
 
 
@@ -334,7 +336,7 @@ class HandlersAbandoned(Event):
     """
 
     level = logging.WARNING
-    advice = "let the handlers end sooner, or give the Consumer a longer drain"
+    advice = "make the handlers faster, or give the Consumer a longer drain"
 
     consumer: str
     handlers: int
@@ -418,8 +420,8 @@ class HandlerOverdue(DeliveryEvent):
     level = logging.WARNING
     about = ("consumer", "handler")
     advice = (
-        "see where it stands, for example with py-spy dump; give its calls to other"
-        " services a timeout, or the handler a time_limit if it may take longer"
+        "find out where it hangs, for example with py-spy dump; set a timeout for its"
+        " calls to other services, or a time_limit if the handler may take longer"
     )
 
     handler: str

@@ -18,7 +18,7 @@ from pillarbox.outbox.payload.payload_codec import PayloadCodec, decoded, why_un
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-_GIVE_CODEC: Final = "pass it, idempotent(consumer=…, codec=codec)"
+_GIVE_CODEC: Final = "pass one, idempotent(consumer=…, codec=codec)"
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)

@@ -117,7 +117,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
 
     Raises:
         MessageTooOldError: its day is older than the retention of `inbox.receipt`.
-        MessageTooNewError: there is no partition for its day yet.
+        MessageTooNewError: the partition for its day doesn't exist yet.
         InvalidReceiptError: the id is a `str` or not a UUIDv7, an argument is invalid,
             or the receipt is that of a handler which is running in the transaction.
         NotASessionError: `session` isn't a `Session`.
@@ -153,9 +153,9 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     held = hold(session)
     if (message_id, consumer) in held.handled:
         raise InvalidReceiptError(
-            f"message id {message_id}: consumer {shorten(consumer)} is handling it in "
-            "this transaction, with one receipt; give the function that its handler "
-            "calls a consumer name of its own"
+            f"message id {message_id}: consumer {shorten(consumer)} is already"
+            " handling it in this transaction; give the nested function its own"
+            " consumer name"
         )
     if isinstance(message_id, ForeignId):
         return inserting.is_new(session, held, values)
@@ -241,15 +241,15 @@ def check_id(message_id: object) -> None:
         )
     if not isinstance(message_id, UUID) or not is_uuid7(message_id):
         raise InvalidReceiptError(
-            f"message id {shorten(message_id)}: isn't a UUIDv7, from which the day of "
-            "its receipt is read; pass ForeignId(source, id) for other ids"
+            f"message id {shorten(message_id)}: isn't a UUIDv7; pass"
+            " ForeignId(source, id) for other ids"
         )
     try:
         moment_of(message_id)
     except OverflowError:
         raise InvalidReceiptError(
-            f"message id {message_id}: has a time after the year 9999; check "
-            "the clock of its producer"
+            f"message id {message_id}: has a time after the year 9999; check the"
+            " producer's clock"
         ) from None
 
 
@@ -261,10 +261,10 @@ def refusal_of_many(
         return None
     if len(message_ids) == 1:
         return refusal(error, message_ids[0])
-    why = _constraint(error) or "there is no partition for its day"
+    why = _constraint(error) or "no partition for its day"
     return InvalidReceiptError(
-        f"{len(message_ids)} receipts: one of them was refused ({why}); handle them "
-        "one by one to find it"
+        f"one of {len(message_ids)} receipts was refused ({why}); handle the messages"
+        " one by one to find it"
     )
 
 
@@ -280,9 +280,8 @@ def refusal(error: Exception, message_id: UUID) -> InvalidReceiptError | None:
         return MessageTooOldError(message_id, message_at, was_dropped=True)
     if constraint is not None:
         return InvalidReceiptError(
-            f"message id {message_id}: the inbox refused it by its constraint "
-            f"{constraint!r}; check that the library and the migrations are of "
-            "one version (pillarbox migrate)"
+            f"message id {message_id}: violates the constraint {constraint!r} of the"
+            " inbox; run pillarbox migrate, so that schema and library match"
         )
     if message_at > datetime.now(UTC):
         return MessageTooNewError(message_id, message_at)
@@ -297,8 +296,7 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise InvalidReceiptError(
-            f"receipt {field} {shorten(value)}: must be text that is not empty and "
-            "has no NUL; pass a str"
+            f"receipt {field} {shorten(value)}: must be a non-empty str without NUL"
         )
     size = len(value.encode(errors="surrogatepass"))
     if size > max_bytes:

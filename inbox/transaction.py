@@ -161,11 +161,10 @@ class Held:
             return
         _attach(other, self)  # which of the two is committed first is a coincidence
         self._refused = ConfigError(
-            "the session can write through two connections, which commit separately: "
-            f"it flushes to {_name_of(self.connection)}, and executed this on "
-            f"{_name_of(other)}; use a session factory with one engine, and a session "
-            "of its own for another database, or give the second a replica's URL or "
-            "the setting default_transaction_read_only=on"
+            "the session would write through two connections, which commit"
+            f" separately: {_name_of(self.connection)} and {_name_of(other)}; use a"
+            " session factory with one engine, or make the second engine read-only"
+            " with default_transaction_read_only=on"
         )
         raise self._refused
 

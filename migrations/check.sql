@@ -41,7 +41,7 @@ BEGIN
             v_problem := format('is installed in the schema "%s", not in "%s"', v_schema, {partman_name});
             v_remedy := 'add --partman-schema' || CASE WHEN v_schema ~ '^\w+$' THEN ' ' || v_schema ELSE '' END;
         END IF;
-        v_found := format(', pg_partman %s', coalesce(v_problem, v_available || ' is there'));
+        v_found := format(', pg_partman %s', coalesce(v_problem, v_available));
         v_without := CASE WHEN v_problem IS NOT NULL THEN ' --without-partman' END;
     END IF;
     IF {with_cron} THEN
@@ -58,10 +58,10 @@ BEGIN
                        CASE WHEN v_database IS NULL THEN 'shared_preload_libraries = ''pg_cron'' and ' END, current_database()));
             v_without := concat(v_without, ' --without-cron');
         END IF;
-        v_found := format('%s, pg_cron %s', v_found, coalesce(v_problem, v_available || ' is there'));
+        v_found := format('%s, pg_cron %s', v_found, coalesce(v_problem, v_available));
     END IF;
     IF v_without IS NOT NULL THEN
-        RAISE EXCEPTION 'this server lacks what pillarbox uses by default: PostgreSQL % is there%', current_setting('server_version'), v_found
+        RAISE EXCEPTION 'this server lacks extensions that pillarbox uses by default; found PostgreSQL %', current_setting('server_version') || v_found
             USING HINT = format('nothing was changed: either %s; or add%s%s', v_remedy, v_without,
                                 CASE WHEN v_without LIKE '%-cron' THEN ', and run pillarbox maintain every hour' END);
     END IF;

@@ -18,7 +18,7 @@ BEGIN
               JOIN pg_roles r ON r.oid = each.owner AND NOT r.rolsuper AND r.rolname <> current_user
              WHERE n.nspname = {partman_name})
         THEN
-            RAISE EXCEPTION 'functions or operators of others are in the schema for pg_partman'
+            RAISE EXCEPTION 'the schema for pg_partman contains foreign functions or operators'
                 USING HINT = 'drop them, or choose another schema with --partman-schema';
         END IF;
         EXECUTE concat('CREATE EXTENSION ', v_name, v_schema);

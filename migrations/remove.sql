@@ -12,8 +12,8 @@ BEGIN
       FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
      WHERE NOT c.relispartition;
     IF FOUND THEN
-        RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
-            USING HINT = 'run pillarbox maintain until it is gone, then this again';
+        RAISE EXCEPTION 'partition % is detached, but still in use', v_partition
+            USING HINT = 'run pillarbox maintain until it is gone, then retry';
     END IF;
     SELECT k.partition INTO v_partition FROM outbox.kept_partition k WHERE to_regclass(k.partition) IS NOT NULL;
     IF FOUND THEN
@@ -49,7 +49,7 @@ BEGIN
              WHERE f.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND f.proowner <> {owner_name}::regrole) AS o
      LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION '% is not one of our objects, but would be dropped with them', v_object
+        RAISE EXCEPTION '% isn''t an object of pillarbox, but would be dropped with it', v_object
             USING HINT = 'drop it yourself, or move it to another schema';
     END IF;
 END

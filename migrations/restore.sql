@@ -11,7 +11,7 @@ BEGIN
             UPDATE outbox.promise p SET definition = f.definition FROM outbox.schema_facts() f
              WHERE (p.relation, p.fact) = (v.object, v.fact) AND (f.relation, f.fact) = (v.object, v.fact);
         EXCEPTION WHEN insufficient_privilege OR integrity_constraint_violation THEN
-            RAISE WARNING '% %: %', v.object, v.difference, SQLERRM USING HINT = 'what restores it: ' || v.restored_by;
+            RAISE WARNING '% %: %', v.object, v.difference, SQLERRM USING HINT = 'restore it with: ' || v.restored_by;
         END;
     END LOOP;
 END

@@ -67,7 +67,7 @@ class ConfigError(OutboxError, ValueError):
 
 
 class PrerequisiteError(ConfigError):
-    """What somebody else provides is missing, and may come: such as the schema."""
+    """A prerequisite that may still appear is missing, such as the schema."""
 
 
 class PoolerError(ConfigError):

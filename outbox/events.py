@@ -105,8 +105,8 @@ class TracingFailed(Event):
     level = logging.WARNING
     about = ()
     advice = (
-        "check the span processors and the exporter, and the function that instrument()"
-        " was given as attributes"
+        "check the span processors, the exporter, and the attributes function passed"
+        " to instrument()"
     )
 
     reason: str
@@ -118,7 +118,7 @@ class ObserverFailed(Event):
 
     level = logging.WARNING
     about = ("observer", "reason")
-    advice = "correct the observer; it doesn't see such events"
+    advice = "fix the observer; until then it misses such events"
 
     observer: str
     reason: str
@@ -133,7 +133,7 @@ class ProcessFailed(Event):
     """
 
     level = logging.WARNING
-    advice = "correct the cause, and restart the process"
+    advice = "fix the cause, and restart the process"
     waits_for = "restart"
 
     process: str
@@ -203,7 +203,7 @@ def checked(observer: Observer) -> Observer:
     if called is None:
         problem = "can't be called; pass a function (event)"
     elif any(map(inspect.iscoroutinefunction, (observer, called))):
-        problem = "is async, and nobody would await it; write def"
+        problem = "is async, but observers aren't awaited; write def"
     else:
         return observer
     raise ConfigError(f"observer {name_of(observer)}: {problem}")

@@ -44,7 +44,7 @@ def where(error: BaseException) -> str:
     frame, line = own_frame([*traceback.walk_tb(error.__traceback__)][::-1])
     file = frame.f_code.co_filename
     if file == __file__ or file.startswith("<frozen "):
-        return "none of its lines has run"
+        return "before its first line ran"
     return f"{file}, line {line}"
 
 

@@ -133,11 +133,10 @@ class Limits:
                 "available_at",
                 moment.isoformat(),
                 f"is more than {exact_duration(self.max_delay)} ahead",
-                "add it later, or allow it, add(…, limits=pillarbox.outbox.limits."
-                f"Limits(max_delay=timedelta(days={days}))), and keep receipts for "
-                "longer than that: without those of the day on which it was created, "
-                "it becomes a dead letter. For inbox.receipt and inbox.job: "
-                "pillarbox retention set inbox.receipt "
+                "add it later; or call add(…, limits=pillarbox.outbox.limits.Limits("
+                f"max_delay=timedelta(days={days}))), and keep the receipts longer, "
+                "without which it becomes a dead letter. For inbox.receipt and "
+                "inbox.job: pillarbox retention set inbox.receipt "
                 f"{days + 15}d --minimum {days + 1}d",
             )
 
@@ -207,7 +206,7 @@ def check_bytes(field: str, value: str) -> None:
         raise InvalidMessageError(
             field,
             value,
-            f"has {size} bytes, an index has room for {MAX_INDEXED_BYTES}",
+            f"has {size} bytes, the limit of an index is {MAX_INDEXED_BYTES}",
             "shorten it",
         )
 
@@ -275,7 +274,7 @@ def _check_id(id: object) -> None:
             "id",
             id,
             "isn't a UUIDv7, which the inbox needs to find the message's day",
-            "leave it out, or make it with outbox.uuid7()",
+            "omit it, or make it with outbox.uuid7()",
         )
     # Receipts are stored in daily partitions that are created a week ahead: an id of
     # another time would have no partition.

@@ -45,7 +45,7 @@ _NO_HEADERS: Final[FrozenDict[str, str]] = FrozenDict()
 
 
 class Details(TypedDict, total=False):
-    """What a message has besides its topic and payload; see `Message`."""
+    """The fields of a message other than topic and payload; see `Message`."""
 
     key: str | None
     tenant: str | None

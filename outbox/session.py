@@ -116,7 +116,7 @@ def _explain(context: ExceptionContext) -> None:
     names = ("schema_name", "table_name", "constraint_name")
     if [getattr(details, name, None) for name in names] == _NO_PARTITION:
         raise MissingPartitionError(
-            "the outbox has no partition for now, and the transaction was rolled back:"
-            " no relay, consumer or upkeep has made one for days; run pillarbox"
-            " maintain now and every hour, and pillarbox doctor"
+            "the outbox has no partition for now, so the transaction was rolled back;"
+            " run pillarbox maintain now and every hour, and look for the cause with"
+            " pillarbox doctor"
         )

@@ -56,9 +56,8 @@ class _NothingToAwait:
 
     def __await__(self) -> NoReturn:
         raise NotASessionError(
-            "await add(…): the message was added, and there is nothing to await, since "
-            "the session's next flush or commit writes it; leave out await, which only "
-            "an AsyncConnection needs"
+            "await add(…): the message was added, but there is nothing to await;"
+            " remove await, which only an AsyncConnection needs"
         )
 
 

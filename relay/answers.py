@@ -14,7 +14,7 @@ from pillarbox.relay.publisher import Acked, Confirmation, Nacked
 A = TypeVar("A")
 
 _MAX_AGE: Final = 300.0
-_BEHIND: Final = Nacked("it waits behind a refused message of its key")
+_BEHIND: Final = Nacked("waiting behind a refused message of its key")
 
 
 class Answers(Generic[A]):

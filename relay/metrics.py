@@ -40,7 +40,7 @@ class RelayMetrics:
             )
             for name, documentation in (
                 ("published", "Messages that the broker accepted."),
-                ("refused", "Refusals by the broker after which a message is retried."),
+                ("refused", "Messages refused by the broker that will be retried."),
                 ("dead_lettered", "Messages that became dead letters of the outbox."),
             )
         }
@@ -68,12 +68,12 @@ class RelayMetrics:
         )
         self._lanes = Gauge(
             "pillarbox_relay_lanes",
-            "Lanes that this relay holds, of 48 in all replicas.",
+            "Lanes held by this relay, of 48 in total.",
             registry=registry,
         )
         self._blocked_keys = Gauge(
             "pillarbox_relay_blocked_keys",
-            "Keys whose first message waits for its retry.",
+            "Blocked keys: the first message is waiting for a retry.",
             registry=registry,
         )
         self._breaker_open = Gauge(

@@ -124,8 +124,8 @@ class RelayReader(Registration):
             and self._publisher.appends_to == await identify_outbox(connection)
         ):
             raise ConfigError(
-                f"broker {self.own}: is the outbox's own database, which consumers "
-                "read without a relay; run none for them"
+                f"broker {self.own}: this is the outbox's own database, whose"
+                " consumers need no relay"
             )
 
     async def require(self, connection: Connection) -> None:
@@ -138,6 +138,6 @@ class RelayReader(Registration):
         if not await self.may_read(connection):
             record = await self.read(connection)
             raise ConfigError(
-                f"broker {self.own}: the relays of reader {self.name} publish to "
-                f"{record.broker}; {SWITCH}"
+                f"broker {self.own}: reader {self.name} is configured for"
+                f" {record.broker}; {SWITCH}"
             )

@@ -38,7 +38,7 @@ from pillarbox.relay.worker import Worker
 
 _GRANT: Final = (
     "GRANT pillarbox_relay TO its role, or pillarbox_reader if the reader is that"
-    " role's; if it has that, pillarbox migrate restores what was revoked"
+    " role's; if it has that already, pillarbox migrate restores its privileges"
 )
 _MOVE_LIMIT: Final = 300.0
 """Seconds that moving one oversized row can take."""
@@ -79,8 +79,8 @@ class Relay(Process):
         super().__init__()
         if from_now and reader != MAIN:
             raise ConfigError(
-                f"reader={reader}: is not main, and begins where pillarbox readers add"
-                " lets it begin; leave out --from-now"
+                f"reader={reader}: --from-now is for the reader main; pillarbox"
+                " readers add decides where others start"
             )
         if isinstance(publisher, str):
             broker, publisher = broker or publisher, publisher_of(publisher)

@@ -96,8 +96,8 @@ class RenewedPublisher:
                     return
                 if identity_of(url) != identity_of(self._used):
                     raise BrokerUnavailableError(
-                        f"{self._file.variable} names another broker now; restart the"
-                        " relay to switch to it"
+                        f"{self._file.variable} now names another broker; restart the"
+                        " relay to use it"
                     )
                 renewed = self._make(url)
                 await renewed.__aenter__()

@@ -104,8 +104,8 @@ def count_receipts(
             receipts += counted
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
-            f"reader={choice.reader}: is a consumer, and this role can't count its"
-            " receipts: GRANT pillarbox_consumer TO it"
+            f"reader={choice.reader}: this role can't count the consumer's receipts:"
+            " GRANT pillarbox_consumer TO it"
         ) from error
     return receipts
 

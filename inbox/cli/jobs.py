@@ -70,7 +70,7 @@ def jobs(
         write_table(_COLUMNS, [_row(job, now) for job in rows])
 
 
-@command(cancel_app, epilog="Exit status 1: the job had ended already.")
+@command(cancel_app, epilog="Exit status 1: the job has already ended.")
 def cancel(
     id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")],
     *,
@@ -97,20 +97,22 @@ def cancel(
         state, worker = cancel_job(connection, message_id, name, reason or None)
     if state == JobState.CANCELLED and known.get(name) in OPEN:
         had = f": its worker {worker} is gone" if worker else ""
-        write_line(f"{message_id} of {name} is cancelled{had}, and no worker runs it")
+        write_line(
+            f"{message_id} of {name} is cancelled{had}, and no worker is running it"
+        )
         return 0
     if state != JobState.WAITING:
         write_line(f"{message_id} of {name} has already ended: {state}")
         return 1
     write_line(
-        f"{message_id} of {name} will be cancelled: a running handler stops with "
-        "its next heartbeat; one that has not started never starts"
+        f"{message_id} of {name} will be cancelled: a running handler stops at its"
+        " next heartbeat, and a queued job doesn't start"
     )
     if name not in known:
         warn(
-            f"consumer {name!r} has no job for it yet; if its handler is no job, it "
-            "handles the message anyway; if it is scheduled, pillarbox scheduled "
-            "cancel with the same id cancels it for all consumers"
+            f"consumer {name!r} has no job for this message yet: a handler that isn't"
+            " a job still handles it; if the message is scheduled, pillarbox"
+            " scheduled cancel ID cancels it for all consumers"
         )
     return 0
 

@@ -77,8 +77,8 @@ class Fetcher:
         """What to say of running members with another database, and since when."""
         ids = {name: _MEMBER.search(name) for name in self._abilities.members()}
         reasons = [
-            f"{name} has its handlers in another database: give one of the two "
-            "services another Consumer(name=…)"
+            f"{name} uses another database for its handlers: give one of the two"
+            " services another Consumer(name=…)"
             for name, found in ids.items()
             if self._member and found is not None and found[0] != self._member
         ]

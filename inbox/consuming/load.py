@@ -49,7 +49,7 @@ def load_consumer(path: str) -> Consumer:
             ) from error
     if not isinstance(found, Consumer):
         raise ConfigError(
-            f"consumer {path!r}: is a {type(found).__name__}, and should be a "
-            "Consumer, or a function that returns one"
+            f"consumer {path!r}: must be a Consumer, or a function that returns one,"
+            f" not a {type(found).__name__}"
         )
     return found

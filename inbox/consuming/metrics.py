@@ -49,8 +49,8 @@ class ConsumerMetrics:
             )
             for name, documentation in (
                 ("handled", "Messages whose effects and receipt are committed."),
-                ("failed", "Calls of a handler that raised and that is retried."),
-                ("duplicate", "Messages that were handled before, and skipped."),
+                ("failed", "Handler calls that raised and will be retried."),
+                ("duplicate", "Duplicates that were skipped."),
                 ("retried", "Retries, after a failure or at the handler's request."),
                 ("dead_lettered", "Messages that became dead letters of the inbox."),
             )
@@ -79,13 +79,13 @@ class ConsumerMetrics:
         ).share(counts.latencies, counts.consumer)
         self._in_flight = Gauge(
             "pillarbox_consumer_in_flight_messages",
-            "Handlers that are running.",
+            "Running handlers.",
             ["consumer"],
             registry=registry,
         )
         self._held = Gauge(
             "pillarbox_consumer_held_messages",
-            "Messages that were fetched and are not settled yet.",
+            "Messages fetched and not yet settled.",
             ["consumer"],
             registry=registry,
         )
@@ -97,20 +97,20 @@ class ConsumerMetrics:
         )
         self._blocked = Gauge(
             "pillarbox_consumer_blocked_keys",
-            "Keys whose first message waits for its retry in this process.",
+            "Blocked keys: the first message is waiting for a retry in this process.",
             ["consumer"],
             registry=registry,
         )
         self._blocked_age = Gauge(
             "pillarbox_consumer_blocked_key_age_seconds",
-            "How long the first message of a blocked key has waited at most.",
+            "Longest time that a key has been blocked.",
             ["consumer"],
             registry=registry,
         )
         self._handler_age = Gauge(
             "pillarbox_consumer_longest_handler_seconds",
-            "How long the handler has been running that is overdue for longest, or else"
-            " has been running for longest, if for more than a few seconds.",
+            "Run time of the most overdue handler, or else of the longest-running"
+            " one, if more than a few seconds.",
             ["consumer", "handler", "overdue"],
             registry=registry,
         )

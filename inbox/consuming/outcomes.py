@@ -84,7 +84,7 @@ class Outcomes(Generic[T]):
             await self._tried.wait()
             if self._failure is not None:
                 raise BrokerUnavailableError(
-                    f"outcomes can't be written: {self._failure}"
+                    f"can't record outcomes: {self._failure}"
                 ) from self._failure
 
     async def run(self) -> None:

@@ -42,7 +42,7 @@ class ServedQueues:
         """
         check_type("queues", queues, Mapping, "pass a dict of names to weights")
         if not queues:
-            raise ConfigError("queues={}: name at least one queue, or leave queues out")
+            raise ConfigError("queues={}: name at least one queue, or omit queues")
         for queue, weight in queues.items():
             if type(weight) is not int or weight < 1:
                 raise ConfigError(
@@ -65,9 +65,9 @@ class ServedQueues:
             for queue in queues:
                 if queue not in known:
                     raise ConfigError(
-                        f"consumer {self._consumer!r}: {field} {shorten(queue)}: no "
-                        "handler is registered for it; the queues are "
-                        f"{', '.join(sorted(known))}"
+                        f"consumer {self._consumer!r}: {field} {shorten(queue)}: no"
+                        " handler uses this queue; known queues:"
+                        f" {', '.join(sorted(known))}"
                     )
         return self._weights or dict.fromkeys(known, 1)
 

@@ -55,9 +55,9 @@ class Rollout:
 def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[str]:
     """Return a warning if a consumer's reader gets more than its handlers take."""
     return [
-        f"is subscribed to {shorten(topic)}, which no handler takes: unless a rolling "
-        "deploy goes on, only pillarbox readers drop ends that, for all topics of the "
-        "reader"
+        f"no handler for {shorten(topic)}, to which the consumer is subscribed:"
+        " finish the rolling deploy, or end all its subscriptions with pillarbox"
+        " readers drop"
         for topic in subscribed
         if topic not in topics and not any(overlap(topic, each) for each in topics)
     ]
@@ -66,6 +66,6 @@ def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[s
 def begins_at_oldest(group: str, messages: int) -> str:
     """Return the warning for a group that is new where old messages are."""
     return (
-        f"new group {group} begins at the oldest of {messages:,}: if the consumer was "
-        "renamed, it handles all of them again"
+        f"new consumer group {group} starts at the oldest of {messages:,} messages: a"
+        " renamed consumer would handle them all again"
     )

@@ -189,9 +189,9 @@ class _Turn:
         if known is not None:
             return self._run.versions.why_too_new(known, self._message)
         return (
-            f"consumer {self._run.consumer!r} has no handler for topic "
-            f"{shorten(topic)}: add one and retry it, or end the subscription (see "
-            "the broker's page; for postgres, pillarbox readers drop)"
+            f"consumer {self._run.consumer!r} has no handler for topic"
+            f" {shorten(topic)}: add one and retry, or end the subscription (see the"
+            " broker's page; for postgres, pillarbox readers drop)"
         )
 
     async def _hand_back(self, reason: str, rollout: Rollout) -> bool | None:

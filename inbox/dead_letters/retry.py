@@ -129,8 +129,8 @@ class HandlerRetrier:
         handler = self._routes.find(letter.topic)
         if handler is None:
             reason = (
-                f"consumer {self._consumer!r} has no handler for topic "
-                f"{shorten(letter.topic)}: register one, or discard it"
+                f"consumer {self._consumer!r} has no handler for topic"
+                f" {shorten(letter.topic)}: register one, or discard the dead letter"
             )
             return await self._fail(letter, reason)
         try:
@@ -202,7 +202,7 @@ class HandlerRetrier:
         """Discard the dead letter whose job was cancelled."""
         key = JobKey(message.id, self._consumer)
         why = await self._transact(lambda session: why_cancelled(session, key))
-        reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
+        reason = f"the job was cancelled: {why}" if why else "the job was cancelled"
         values = Candidate(letter.id, letter.created_at).parameters()
         await self.fetch(
             Statement.MARK_DISCARDED,
@@ -214,16 +214,16 @@ class HandlerRetrier:
         rows = await self.fetch(Statement.READ, {"id": str(candidate.id)})
         if not rows:
             raise ConfigError(
-                f"dead letter {candidate.id}: isn't in the database of the sessions of "
-                f"{self.origin}; choose that one with --database"
+                f"dead letter {candidate.id}: not found in the database of"
+                f" {self.origin}; choose that database with --database"
             )
         letter = Letter.of(rows[0])
         if letter.status is not Status.PENDING:
             return None
         if letter.origin != self.origin:
             raise ConfigError(
-                f"dead letter {letter.id}: was dead-lettered by {letter.origin}, but "
-                f"this is {self.origin}; retry it by its own consumer"
+                f"dead letter {letter.id}: belongs to {letter.origin}, not"
+                f" {self.origin}; retry it with its own consumer"
             )
         return letter
 
@@ -254,5 +254,5 @@ class HandlerRetrier:
             raise
         except Exception as error:
             raise DatabaseUnavailableError(
-                f"the dead letters can't be read or written: {one_line(error)}"
+                f"can't read or write dead letters: {one_line(error)}"
             ) from error

@@ -41,9 +41,9 @@ def record_discard(
     worker = connection.execute(load("inbox", "find_worker"), values).fetchone()
     if worker is not None:
         raise ConfigError(
-            f"the dead letter of message {id} is being retried by {worker[0]}, in a "
-            f"long handler: pillarbox cancel {id} --consumer {for_shell(consumer)} ends"
-            " that, and discards it"
+            f"message {id} is being retried by {worker[0]}: end the retry and discard"
+            f" the dead letter with pillarbox cancel {id} --consumer"
+            f" {for_shell(consumer)}"
         )
     with suppress(psycopg.errors.CheckViolation), connection.transaction():
         connection.execute(load("inbox", "record_discard"), values)
@@ -51,10 +51,7 @@ def record_discard(
 
 def _lacks(options: RetryOptions) -> str | None:
     if options.consumer is None:
-        return (
-            "dead letters of the inbox are handled again: add --consumer MODULE:NAME, "
-            "whose handlers are called"
-        )
+        return "inbox dead letters: pass --consumer MODULE:NAME to run its handlers"
     return None
 
 

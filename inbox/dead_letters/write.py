@@ -137,7 +137,10 @@ class DeadLetterWriter:
         if len(message.topic.encode(errors="surrogatepass")) > MAX_INDEXED_BYTES:
             refusal = refusal or "its topic is too long for the index"
         if refusal is not None:
-            refused = f" (stored in a spare row, since the row was refused: {refusal})"
+            refused = (
+                " (stored in a spare row, because PostgreSQL refused the row:"
+                f" {refusal})"
+            )
             reason = described.reason[: _MAX_REASON_CHARS - len(refused)] + refused
             described = replace(described, reason=reason)
         is_whole = readable and refusal is None
@@ -188,7 +191,7 @@ class DeadLetterWriter:
         try:
             return str(call_alone(self._redact, text))
         except Exception as error:  # noqa: BLE001 (what it should hide stays hidden)
-            return f"left out: redact raised {type(error).__name__}"
+            return f"omitted: redact raised {type(error).__name__}"
 
 
 def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:

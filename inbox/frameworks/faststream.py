@@ -63,9 +63,9 @@ def event_id(message: StreamMessage[Any]) -> MessageId:
     """
     if message.batch_headers:
         raise InvalidReceiptError(
-            f"batch of {len(message.batch_headers)} messages: a batch has no single "
-            "id, and with one receipt for all of it, one duplicate would skip the new "
-            "messages, too; subscribe to single messages"
+            f"batch of {len(message.batch_headers)} messages: not supported: with one"
+            " receipt per batch, one duplicate would skip the whole batch; subscribe"
+            " to single messages"
         )
     headers: Mapping[str, Any] = message.headers or {}
     prefixes = _PREFIXES.get(_broker_of(message), _ANY)

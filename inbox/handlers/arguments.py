@@ -130,8 +130,8 @@ def _payload(argument: Argument, message: Message) -> Any:
         return message.payload
     if not codec.is_json(message.content_type):
         raise DeadLetter(
-            f"the content type {shorten(message.content_type)} isn't JSON, and the "
-            "handler takes a decoded payload"
+            f"content type {shorten(message.content_type)} isn't JSON, but the"
+            " handler takes a decoded payload"
         )
     try:
         return argument.load(message.payload)
@@ -176,8 +176,8 @@ def arguments_of(
     check_callable(handler, takes)
     if not is_lenient and hasattr(handler, IDEMPOTENT):
         raise ConfigError(
-            f"handler {name_of(handler)}: is @idempotent, but the consumer records the "
-            "receipts of its handlers; leave @idempotent out"
+            f"handler {name_of(handler)}: remove @idempotent: the consumer records"
+            " the receipts of its handlers"
         )
     parameters = _parameters(handler)
     if parameters is None:
@@ -194,10 +194,11 @@ def arguments_of(
             found[parameter.name] = argument
         elif parameter.default is parameter.empty and not is_lenient:
             raise ConfigError(
-                f"handler {name_of(handler)}: its argument {parameter.name!r} is "
-                f"annotated with {shorten(annotation)}; it can be the session or job, "
-                "Message, bytes, or what JSON is decoded to: a Pydantic model, a "
-                "dataclass, a msgspec.Struct, an attrs class, a TypedDict, dict or list"
+                f"handler {name_of(handler)}: argument {parameter.name!r} has the"
+                f" unsupported annotation {shorten(annotation)}; use the session or"
+                " job, Message, bytes, or a type for decoded JSON: a Pydantic model,"
+                " a dataclass, a msgspec.Struct, an attrs class, a TypedDict, dict or"
+                " list"
             )
     first = Role.JOB if takes is Takes.JOB else Role.SESSION
     for parameter in parameters:
@@ -229,8 +230,8 @@ def reader_of(function: Callable[..., Any]) -> Callable[[Message], Any]:
     argument = _argument(function, annotation, Takes.ONE)
     if argument is None or argument in (Role.SESSION, Role.JOB):
         raise ConfigError(
-            f"{name_of(function)}: takes {shorten(annotation)}; let it take the "
-            "message or its payload"
+            f"{name_of(function)}: can't take {shorten(annotation)}; let it take the"
+            " message or its payload"
         )
     return partial(_read, argument)
 
@@ -271,9 +272,9 @@ def _annotation(handler: Callable[..., Any], parameter: inspect.Parameter) -> An
         if name in _BY_NAME:
             return _BY_NAME[name]
         raise ConfigError(
-            f"handler {name_of(handler)}: its argument {parameter.name!r} is annotated "
-            f"with {parameter.annotation!r}, which can't be read ({error}); "
-            "define or import it in the module, not for type checkers alone"
+            f"handler {name_of(handler)}: can't resolve the annotation"
+            f" {parameter.annotation!r} of argument {parameter.name!r} ({error});"
+            " define or import it at run time, not only under TYPE_CHECKING"
         ) from error
 
 
@@ -287,12 +288,11 @@ def _argument(
         first = "Job" if takes is Takes.JOB else "Session"
         change = f"write {'async ' * bool(for_async)}def, or " * has_other_color
         raise ConfigError(
-            f"handler {name_of(handler)}: takes {shorten(annotation)}, as another kind "
-            f"of handler does; {change}let it take "
-            f"({'Async' * is_async(handler)}{first}, "
-            f"{'Sequence[Message]' if takes is Takes.MANY else 'Message'}), or "
-            "register it with @consumer.handles, @consumer.handles_batch or "
-            "@consumer.job"
+            f"handler {name_of(handler)}: can't take {shorten(annotation)};"
+            f" {change}let it take ({'Async' * is_async(handler)}{first},"
+            f" {'Sequence[Message]' if takes is Takes.MANY else 'Message'}), or"
+            " register it with @consumer.handles, @consumer.handles_batch or"
+            " @consumer.job"
         )
     if _is_session(annotation) or _is_connection(annotation):
         return Role.SESSION
@@ -337,8 +337,8 @@ def _check(
     if payloads > 1 or len({*roles}) < len(roles):
         _bind(handler, takes, 2)
         raise ConfigError(
-            f"handler {name_of(handler)}: takes the same argument twice; let it take "
-            f"{takes.value}, and a payload if it needs that"
+            f"handler {name_of(handler)}: takes the same argument twice; let it take"
+            f" {takes.value}, and optionally a payload"
         )
     # With fewer arguments, the error says what is missing.
     _bind(handler, takes, max(2, len(inner)))
@@ -355,16 +355,15 @@ def _bind(handler: Callable[..., Any], takes: Takes, count: int) -> None:
         return  # a builtin without a signature
     try:
         signature.bind(*range(count))
-    except TypeError as error:
+    except TypeError:
         names = list(signature.parameters)
-        remedy = (
-            "pass the method of an object"
-            if names[:1] == ["self"]
-            else f"let it take {takes.value}"
-        )
+        many = "1 argument" if len(names) == 1 else f"{len(names)} arguments"
+        is_method = names[:1] == ["self"]
         raise ConfigError(
-            f"handler {name_of(handler)}({', '.join(names)}): is called with "
-            f"{takes.value}, and {error}; {remedy}"
+            f"handler {name_of(handler)}({', '.join(names)}): must accept "
+            f"{takes.value}, but takes {many}"
+            + "; pass the method of an object"
+            * is_method
         ) from None
 
 

@@ -44,7 +44,7 @@ async def answered(asking: Awaitable[T], max_idle: timedelta | None) -> T:
             return await asking
     except TimeoutError as error:
         raise DatabaseUnavailableError(
-            f"the database gave no answer within {limit:g} s"
+            f"no answer from the database within {limit:g} s"
         ) from error
 
 

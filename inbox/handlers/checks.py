@@ -111,21 +111,21 @@ def _read_role(session: Session) -> str:
 def _check_rights(rights: Row[Any]) -> None:
     if rights.is_standby:
         raise DatabaseUnavailableError(
-            "the database of sessions is a standby, which takes no receipts: use the "
-            "URL of the primary"
+            "the database of sessions is a read-only standby: use the URL of the"
+            " primary"
         )
     if rights.is_read_only:
         raise PrerequisiteError(
-            "the database of sessions: transactions are read-only, and a consumer "
-            "writes receipts; check default_transaction_read_only of the role "
-            f"{rights.role!r}, in the database and in the URL"
+            "the database of sessions: transactions are read-only, so receipts can't"
+            " be written; check default_transaction_read_only of the role"
+            f" {rights.role!r}, in the database and in the URL"
         )
     if rights.missing:
         raise ConfigError(
-            f"the database of sessions: the role {rights.role!r} lacks "
-            f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
-            f"{for_sql(rights.role)}, or use a role that has it; if it has it, "
-            "pillarbox migrate restores what was revoked"
+            f"the database of sessions: the role {rights.role!r} lacks"
+            f" {', '.join(rights.missing)}; GRANT pillarbox_consumer TO"
+            f" {for_sql(rights.role)}, or use a role that has it; if it has it"
+            " already, pillarbox migrate restores its privileges"
         )
     if rights.hiding:
         raise ConfigError(

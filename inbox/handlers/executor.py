@@ -115,19 +115,19 @@ class Executor:
         both = "pass both kinds: (async_sessionmaker(engine), sessionmaker(other))"
         if is_async(handler) and not self.has_coroutines:
             raise ConfigError(
-                f"handler {name} is async, and sessions a sessionmaker: write def, or "
-                f"{both}"
+                f"handler {name} is async, but sessions is a sessionmaker: write def,"
+                f" or {both}"
             )
         if not is_async(handler) and not self.has_threads:
             raise ConfigError(
-                f"handler {name} is a plain function, and sessions an "
-                f"async_sessionmaker: write async def, or {both}"
+                f"handler {name} is a plain function, but sessions is an"
+                f" async_sessionmaker: write async def, or {both}"
             )
         if arguments.takes_psycopg:
             raise ConfigError(
-                f"handler {name}: takes a connection of psycopg, and gets a session of "
-                "SQLAlchemy; annotate it with Session or AsyncSession, or pass the "
-                "consumer a psycopg_pool.ConnectionPool or AsyncConnectionPool"
+                f"handler {name}: takes a psycopg connection, but gets a SQLAlchemy"
+                " session; annotate it with Session or AsyncSession, or pass the"
+                " consumer a psycopg_pool.ConnectionPool or AsyncConnectionPool"
             )
 
     async def handle(
@@ -248,8 +248,8 @@ class Executor:
             one = await self.transact(identify)
             if await self._books.run(self._transact, identify) != one:
                 raise ConfigError(
-                    "sessions: the two kinds are for different databases; a message's "
-                    "receipt is written by either, so both must be for the same one"
+                    "sessions: the two session factories use different databases;"
+                    " bind both to the one with the receipts"
                 )
 
     async def open(self) -> None:

@@ -37,10 +37,7 @@ class Spent:
     @override
     def __str__(self) -> str:
         """Return the reason of the dead letter if no error is known."""
-        return (
-            self.reason
-            or f"was started {count(self.starts, 'time')} and never finished"
-        )
+        return self.reason or f"started {count(self.starts, 'time')} and never finished"
 
 
 @dataclass(frozen=True, slots=True)

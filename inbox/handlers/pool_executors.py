@@ -144,8 +144,8 @@ def _check_committed(connection: _Connection) -> None:
     """
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         raise DatabaseUnavailableError(
-            "the transaction wasn't committed, since something else uses its "
-            "connection: a handler must not leave tasks or threads behind that do"
+            "nothing was committed: a task or thread that the handler started is"
+            " still using its connection; let it end before the handler returns"
         )
 
 
@@ -191,14 +191,15 @@ class PoolExecutor(Executor):
             kinds = ("a ConnectionPool", "def"), ("an AsyncConnectionPool", "async def")
             its_pool, write = kinds[self.has_coroutines]
             raise ConfigError(
-                f"handler {name} doesn't fit its connections, which come from "
-                f"{its_pool}: write {write}, or pass the other pool"
+                f"handler {name} can't use connections of {its_pool}: write {write},"
+                " or pass the other kind of pool"
             )
         if arguments.takes is Takes.JOB or arguments.takes_session:
             raise ConfigError(
-                f"handler {name}: takes a session or a job, and gets a connection of "
-                "the pool; annotate it with psycopg's Connection or AsyncConnection, "
-                "or give it a Consumer with a session factory"
+                f"handler {name}: takes a session or a job, but gets a pool's"
+                " connection; annotate it with psycopg's Connection or"
+                " AsyncConnection, or register it with a Consumer that has a session"
+                " factory"
             )
 
     @override

@@ -50,8 +50,8 @@ def check_pool(pool: AnyPool) -> None:
     """
     if getattr(pool, "close_returns", False):
         raise ConfigError(
-            f"sessions {shorten(pool)}: close_returns=True makes a handler's close() "
-            "give its connection to another one; create the pool without it"
+            f"sessions {shorten(pool)}: with close_returns=True, a handler's close()"
+            " hands its connection to another handler; create the pool without it"
         )
 
 
@@ -90,8 +90,8 @@ def url_of(pool: AnyPool) -> str:
     conninfo, settings = pool.conninfo, pool.kwargs
     if callable(conninfo) or callable(settings):
         raise ConfigError(
-            f"sessions {shorten(pool)}: a function returns how to connect, so the "
-            "database can't be measured; pass conninfo and kwargs as values"
+            f"sessions {shorten(pool)}: the database is unknown because conninfo or"
+            " kwargs is a function; pass them as values"
         )
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
     given = {

@@ -61,15 +61,15 @@ class Routes(Generic[H]):
         name = topic.removesuffix("*")
         if name in kind:
             raise ConfigError(
-                f"topic {shorten(topic)}: has the handler {name_of(kind[name])} "
-                f"already, and can't have {name_of(handler)} too; let one call both"
+                f"topic {shorten(topic)}: already handled by {name_of(kind[name])}:"
+                f" one handler per topic; call {name_of(handler)} from it"
             )
         for other, its_queue in self._queues.items():
             if its_queue != queue and overlap(topic, other):
                 raise ConfigError(
-                    f"topic {shorten(topic)} in queue {queue!r}: {shorten(other)} in "
-                    f"queue {its_queue!r} has messages in common with it, which would "
-                    "come in both; put both into one queue"
+                    f"topic {shorten(topic)} in queue {queue!r}: overlaps"
+                    f" {shorten(other)} in queue {its_queue!r}, so messages of both"
+                    " topics would arrive twice; use one queue for both"
                 )
         kind[name] = handler
         self._queues[topic] = queue
@@ -102,13 +102,13 @@ def check_topic(topic: object) -> None:
     """
     if callable(topic):
         raise ConfigError(
-            f"topic {name_of(topic)}: is a function; write a topic before it, "
+            f"topic {name_of(topic)}: is a function; pass the topic first, "
             '@consumer.handles("orders.placed")'
         )
     if not isinstance(topic, str) or not topic or "*" in topic[:-1]:
         raise ConfigError(
-            f"topic {shorten(topic)}: write a topic, or the beginning of topics "
-            "followed by one * (orders.*)"
+            f"topic {shorten(topic)}: write a topic, or a prefix followed by one *"
+            " (orders.*)"
         )
 
 

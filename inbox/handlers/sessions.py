@@ -60,10 +60,10 @@ class PoolLimit:
         """
         if needed > self.connections:
             raise ConfigError(
-                f"max_in_flight={max_in_flight}: needs {needed} connections, and the "
-                f"pool of sessions has {self.connections} at most ({self.settings}): "
-                "handlers would fail after waiting for one; make it larger, or set "
-                f"max_in_flight={self.connections - (needed - max_in_flight)}"
+                f"max_in_flight={max_in_flight}: needs {needed} connections, but the"
+                f" pool of sessions has at most {self.connections} ({self.settings});"
+                " enlarge the pool, or set"
+                f" max_in_flight={self.connections - (needed - max_in_flight)}"
             )
 
     @property
@@ -115,8 +115,8 @@ def database_url(sessions: object) -> str:
     engine = _find_bind(sessions)
     if not isinstance(engine, Engine):
         raise ConfigError(
-            "the engine of sessions is not known before a session is used, so its"
-            " database can't be measured; bind the session factory to an engine"
+            "sessions: the database is unknown because no engine is bound; bind the"
+            " session factory to an engine"
         )
     url = engine.url
     query = dict(url.query)
@@ -169,8 +169,8 @@ def check_joined(sessions: Any) -> None:
     is_nested = mode == "conditional_savepoint" and bind.in_nested_transaction()
     if mode != "create_savepoint" and not is_nested:
         raise ConfigError(
-            f"sessions {shorten(sessions)}: join a transaction that has begun, which a "
-            "handler that fails would roll back; pass the session factory "
+            f"sessions {shorten(sessions)}: join an outer transaction, which a failing "
+            "handler would roll back; pass the session factory "
             'join_transaction_mode="create_savepoint"'
         )
 

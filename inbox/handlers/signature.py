@@ -64,9 +64,8 @@ def refuse_unrun(handler: Callable[..., Any], result: Any) -> None:
         # It would go on in a session that is closed. A plain function runs in a thread.
         result.get_loop().call_soon_threadsafe(result.cancel)
     raise ConfigError(
-        f"handler {name_of(handler)}: returned its work instead of doing it "
-        f"({type(result).__name__}); await it, in an async def, or iterate over it, "
-        "inside"
+        f"handler {name_of(handler)}: returned a {type(result).__name__} that nobody"
+        " would run; await it in an async def, or iterate over it in the handler"
     )
 
 

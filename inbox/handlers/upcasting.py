@@ -77,9 +77,9 @@ class Versions:
         if model is not None and bound is not None and known and model not in known:
             which = "" if version is None else f" in version {version}"
             raise ConfigError(
-                f"topic {shorten(topic)}{which}: its handler takes {model.__name__}, "
-                f"the event of topic {shorten(bound[0])} in version {bound[1]}; "
-                "register it for that, or let it take what is registered for this"
+                f"topic {shorten(topic)}{which}: its handler takes {model.__name__},"
+                f" which is registered for topic {shorten(bound[0])}, version"
+                f" {bound[1]}; use that topic and version, or this topic's class"
             )
         self._decoded.add(topic)
 
@@ -93,8 +93,8 @@ class Versions:
         known = self._upcasters.setdefault(topic, {})
         if to in known:
             raise ConfigError(
-                f"topic {shorten(topic)}: has the upcaster {_name(known[to])} to "
-                f"version {to} already"
+                f"topic {shorten(topic)}: already has an upcaster to version {to}:"
+                f" {_name(known[to])}"
             )
         known[to] = upcaster
         self._readers[upcaster] = reader_of(upcaster)
@@ -110,20 +110,22 @@ class Versions:
             version = self._understood.get(topic)
             if version is None:
                 raise ConfigError(
-                    f"topic {shorten(topic)}: has upcasters, and no handler with a "
-                    f"version; register it by handles({topic!r}, version={max(known)})"
+                    f"topic {shorten(topic)}: has upcasters but no handler with a"
+                    f" version; register one with handles({topic!r},"
+                    f" version={max(known)})"
                 )
             if max(known) > version:
                 raise ConfigError(
-                    f"topic {shorten(topic)}: has an upcaster to version {max(known)}, "
-                    f"and its handler understands {version}; raise its version"
+                    f"topic {shorten(topic)}: has an upcaster to version"
+                    f" {max(known)}, but its handler understands {version}; raise the"
+                    " handler's version"
                 )
             for step in range(min(known), version + 1):
                 if step not in known:
                     raise ConfigError(
-                        f"topic {shorten(topic)}: an upcaster to version {step} is "
-                        f"missing between {min(known) - 1} and {version}; register it "
-                        f"by upcasts({topic!r}, to={step})"
+                        f"topic {shorten(topic)}: no upcaster to version {step},"
+                        f" between {min(known) - 1} and {version}; register one with"
+                        f" upcasts({topic!r}, to={step})"
                     )
 
     def upcast(self, topic: str, message: Message) -> Message:
@@ -154,9 +156,7 @@ class Versions:
         """Return why no handler can read a message; None: one can."""
         if self._codec is not None:
             return None
-        return why_unreadable(
-            message, "give the consumer one, Consumer(…, codec=codec)"
-        )
+        return why_unreadable(message, "pass one, Consumer(…, codec=codec)")
 
     def why_too_new(self, topic: str, message: Message) -> str | None:
         """Return why the handler of `topic` can't take a message; None: it can."""
@@ -164,9 +164,9 @@ class Versions:
         if version is None or message.schema_version <= version:
             return None
         return (
-            f"schema_version {message.schema_version} is newer than {version}, "
-            f"which the handler of {topic!r} understands; retry it when a newer "
-            "handler is deployed"
+            f"schema_version {message.schema_version} is newer than the handler of"
+            f" {topic!r} understands ({version}); retry it once a newer handler is"
+            " deployed"
         )
 
     def _upcast(self, topic: str, message: Message, version: int) -> Message:

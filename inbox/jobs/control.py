@@ -42,11 +42,12 @@ def consumer_of_job(id: UUID, known: dict[str, JobState]) -> str:
         return meant[0]
     if meant:
         raise ConfigError(
-            f"id {id}: {', '.join(meant)} have a job for it; choose with --consumer"
+            f"id {id}: {', '.join(meant)} each have a job with this id; choose one"
+            " with --consumer"
         )
     raise ConfigError(
-        f"id {id}: no consumer has a job for it; if the message has not arrived yet, "
-        "name its consumer with --consumer"
+        f"id {id}: no consumer has a job with this id; if the message has not arrived"
+        " yet, name its consumer with --consumer"
     )
 
 
@@ -87,7 +88,7 @@ def cancel_job(
         ((state, worker),) = connection.execute(load("inbox", "cancel_job"), values)
     except psycopg.errors.CheckViolation as error:
         raise ConfigError(
-            f"id {id}: inbox.job has no partition for its day: it is too old, or of a "
-            "clock that is ahead"
+            f"id {id}: inbox.job has no partition for its day; the id is too old, or"
+            " from a clock that is ahead"
         ) from error
     return str(state), worker

@@ -44,11 +44,11 @@ class Capabilities:
     )
     hands_back: bool = capability("Messages can be handed back for other replicas.")
     joins_quietly: bool = capability(
-        "Nothing that was handled is redelivered because another replica joins."
+        "A replica that joins causes no redelivery of handled messages."
     )
     fans_out: bool = capability("Each consumer gets every message.")
     survives_a_crash: bool = capability(
-        "What a killed process held is redelivered to another process."
+        "Messages held by a killed process are redelivered to another one."
     )
     keeps_alive: bool = capability(
         "A delivery stays with its replica, however long it takes to handle."

@@ -95,7 +95,8 @@ class Verifier:
                 valid |= hmac.compare_digest(expected, signature)
         if not valid:
             raise InvalidSignatureError(
-                f"{SIGNATURE}: no signature of this body was made with our secrets"
+                f"{SIGNATURE}: no signature matches this body and the configured"
+                " secrets"
             )
         return id
 

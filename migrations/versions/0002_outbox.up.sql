@@ -934,7 +934,7 @@ BEGIN
     ELSIF add.content_type !~* '^text/' THEN
         RAISE EXCEPTION 'outbox.add: payload is text, and content_type is %', add.content_type
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'nothing was added; leave content_type out for JSON, use a text/ type for text, or cast the payload to bytea';
+                  HINT = 'nothing was added; omit content_type for JSON, use a text/ type for text, or cast the payload to bytea';
     END IF;
     RETURN outbox.add(add.topic, convert_to(add.payload, 'UTF8'), add.key, add.tenant, add.headers, add.content_type,
                       add.schema_version, add.priority, add.available_at, add.id);
@@ -1038,7 +1038,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'nothing was changed; cancel the message, and add it in the application';
     END IF;
     IF m.headers ? 'pillarbox-codec' THEN
-        RAISE EXCEPTION 'outbox.move: the payload is encoded, perhaps together with the id, and the new message has another one'
+        RAISE EXCEPTION 'outbox.move: an encoded payload can''t be moved, because it may depend on the id of its message'
             USING ERRCODE = 'feature_not_supported', HINT = 'nothing was changed; cancel the message, and add it in the application';
     END IF;
     INSERT INTO outbox.message (id, lane, schema_version, available_at, topic, key, tenant, content_type, headers, payload)

@@ -104,7 +104,7 @@ BEGIN
         OR fact = 'index inbox.job_topic_idx';
 EXCEPTION WHEN dependent_objects_still_exist THEN
     GET STACKED DIAGNOSTICS v_problem = PG_EXCEPTION_DETAIL;
-    RAISE EXCEPTION 'inbox.message and what belongs to it can''t be dropped: %', replace(v_problem, chr(10), '; ')
-        USING HINT = 'nothing was changed: drop what others have made of them';
+    RAISE EXCEPTION 'can''t drop inbox.message and its objects: %', replace(v_problem, chr(10), '; ')
+        USING HINT = 'nothing was changed: drop the objects that depend on them';
 END
 $copy$;

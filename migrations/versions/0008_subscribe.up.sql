@@ -42,16 +42,16 @@ BEGIN
         WHEN subscribe.reader = 'main' AND v_known.reader IS NULL AND v_role IS NOT NULL
         THEN format('gets everything; only members of %I add it', {relay_name})
         WHEN NOT v_is_open THEN
-            CASE WHEN broker IS NULL AND NOT discard THEN 'there is no such reader; give --broker to add it, or --consumer if a consumer reads it'
+            CASE WHEN broker IS NULL AND NOT discard THEN 'no such reader; pass --broker to add it, or --consumer if a consumer reads it'
                  WHEN v_known.reader IS NOT NULL AND from_oldest AND NOT discard
-                 THEN 'was dropped, and can return only for new messages; leave out --from-oldest, or choose another name' END
+                 THEN 'was dropped, and can return only for new messages; omit --from-oldest, or choose another name' END
         WHEN topics IS NULL THEN 'exists; give --topic to add topics'
-        WHEN subscribe.role IS NOT NULL THEN 'exists; leave out --role, or change it in outbox.reader'
-        WHEN discard AND NOT v_discards THEN 'exists, and gets its messages; leave out --discard, or choose another name'
+        WHEN subscribe.role IS NOT NULL THEN 'exists; omit --role, or change it in outbox.reader'
+        WHEN discard AND NOT v_discards THEN 'exists, and gets its messages; omit --discard, or choose another name'
         WHEN v_discards AND NOT discard THEN 'exists, and discards its messages; give --discard, or choose another name'
-        WHEN from_oldest AND NOT discard THEN 'exists, and gets other topics only from now on; leave out --from-oldest, or choose another name'
+        WHEN from_oldest AND NOT discard THEN 'exists, and gets other topics only from now on; omit --from-oldest, or choose another name'
         WHEN broker <> v_known.broker
-        THEN format('exists, and its messages go to %s, not to %s; leave out --broker, or choose another name', v_known.broker, broker) END;
+        THEN format('exists, and its messages go to %s, not to %s; omit --broker, or choose another name', v_known.broker, broker) END;
     IF v_problem IS NOT NULL THEN
         RAISE EXCEPTION 'reader=%: %', subscribe.reader, v_problem USING ERRCODE = 'invalid_parameter_value';
     END IF;

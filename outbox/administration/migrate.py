@@ -130,7 +130,8 @@ def migration_sql(
     """
     if remove and part is not None:
         raise ConfigError(
-            f"part={part}: an administrator runs the whole removal; leave it out"
+            f"part={part}: the removal has no parts; omit part, and run it as an"
+            " administrator"
         )
     if part not in {None, "administrator", "owner"}:
         raise ConfigError(f"part={part!r}: use administrator or owner")
@@ -205,9 +206,9 @@ def _raise(error: DBAPIError) -> NoReturn:
     )
     if sqlstate_of(error) in _NO_LOCK:
         raise MigrationError(
-            "timed out waiting for a lock: another migration holds it, a long"
-            " transaction or autovacuum, found by SELECT pid, locktype,"
-            " relation::regclass FROM pg_locks WHERE granted; try again when it has"
+            "timed out waiting for a lock: another migration, a long transaction or"
+            " autovacuum holds it; find it with SELECT pid, locktype,"
+            " relation::regclass FROM pg_locks WHERE granted, and try again when it has"
             " ended: the migration goes on where it stopped"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):

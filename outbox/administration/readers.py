@@ -64,11 +64,6 @@ class Reader:
         """Whether a consumer reads it, and no relay."""
         return self.broker == DIRECT
 
-    @property
-    def settled_as(self) -> str:
-        """What becomes of its messages, as in outbox.message_status."""
-        return "handled" if self.is_consumer else "published"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrouted:
@@ -213,13 +208,13 @@ def drop_reader(
         known = next(iter(list_readers(connection, name)), None)
         if known is None or known.dropped_at is not None:
             raise ConfigError(
-                f"reader={name}: there is no such reader; see pillarbox readers list"
+                f"reader={name}: no such reader; pillarbox readers list shows all"
             )
         if known.messages and not discard:
             raise ConfigError(
-                f"reader={name}: has not {known.settled_as} {count_of(known)}, the"
-                f" oldest of {known.oldest:%F %R%z}; wait for its"
-                f" {'consumer' if known.is_consumer else 'relays'}, or give --discard"
+                f"reader={name}: has a backlog of {count_of(known)}, the oldest from"
+                f" {known.oldest:%F %R%z}; wait for its"
+                f" {'consumer' if known.is_consumer else 'relays'}, or pass --discard"
             )
         connection.execute(load("outbox", "drop_reader"), {"reader": name})
     return known

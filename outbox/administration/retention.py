@@ -114,8 +114,8 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
     (policy,) = found
     if policy.follows is not None:
         raise ConfigError(
-            f"table {table!r} follows {policy.follows}, whose rows would be published"
-            f" again without it: it is kept as long; write {policy.follows}"
+            f"table {table!r}: is kept as long as {policy.follows}, whose messages"
+            f" would be published again without it; write {policy.follows}"
         )
     return policy
 
@@ -124,19 +124,19 @@ def _check(policy: Policy) -> None:
     if policy.retention < _MIN_RETENTION:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
-            " must be at least a day, or today's rows would go; write 1d or more"
+            " must be at least 1d, to keep today's rows"
         )
     if max(policy.retention, policy.minimum or _MIN_RETENTION) > _MAX_RETENTION:
         raise ConfigError(
-            f"retention of {policy.parent_table}: must be at most a hundred years;"
-            f" write {_MAX_RETENTION.days}d or less"
+            f"retention of {policy.parent_table}: must be at most"
+            f" {_MAX_RETENTION.days}d"
         )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
-            f" a message can come back after {exact_duration(policy.minimum)} (delay"
-            " and retries), and without its partition it would be a dead letter; choose"
-            " a longer one, or add --minimum if your delays and retries are shorter"
+            f" a message delayed or retried for {exact_duration(policy.minimum)}"
+            " would become a dead letter; choose a longer retention, or pass"
+            " --minimum if your delays and retries are shorter"
         )
 
 

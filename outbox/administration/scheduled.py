@@ -65,17 +65,17 @@ class Change:
         """What came of it, in words."""
         match self.outcome:
             case "cancelled" if self.new_id is not None:
-                return f"{self.id} is cancelled, and {self.new_id} has its content"
+                return f"{self.id} is cancelled, and {self.new_id} replaces it"
             case "cancelled":
                 return f"{self.id} is cancelled"
             case "already cancelled":
-                return f"{self.id} was cancelled before: nothing was changed"
+                return f"{self.id} was already cancelled: nothing was changed"
             case "too late":
                 states = (self.readers or {}).items()
                 at = ", ".join(f"{state} at {name}" for name, state in states)
                 what = at or "no reader gets it"
                 return f"{self.id} is due, or was not scheduled: {what}"
-        return f"{self.id}: there is no message with this id"
+        return f"{self.id}: no message has this id"
 
 
 def list_scheduled(

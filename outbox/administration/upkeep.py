@@ -112,8 +112,9 @@ def maintain(
         problem = _run_routines(connection, began_at)
         if not may_detach and not problem and _to_detach(connection):
             problem = (
-                "partitions are past their retention, but only a role that can SET ROLE"
-                f" {owner} may detach them: run pillarbox maintain as one, too"
+                "partitions are past their retention, but only a role that can SET"
+                f" ROLE {owner} may detach them: run pillarbox maintain as such a"
+                " role, too"
             )
         # The second time, the followers of tables whose partitions were dropped.
         for _ in range(2):

@@ -65,7 +65,7 @@ class HttpOptions(BrokerOptions):
         Form.number(),
         16,
         side="relay",
-        help="open connections, and so parallel requests",
+        help="open connections, and therefore parallel requests",
     )
     max_payload_bytes: int = payload_limit(1024 * 1024)
     timeout: timedelta = option(

@@ -18,12 +18,12 @@ class PostgresOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
     refused: ClassVar[Mapping[str, str]] = {
-        "direct": "leave it out: a consumer always reads the outbox of its database",
-        "inbox": "leave it out: the copy in inbox.message is gone; to handle messages "
-        "that are left there, run the version before this one with it",
-        "unsubscribed": "leave it out: to discard messages that nobody gets, run "
-        "pillarbox readers add NAME --topic TOPIC --discard in the database of their "
-        "outbox",
+        "direct": "omit it: a consumer always reads the outbox of its database",
+        "inbox": "omit it: the copy in inbox.message is gone; to handle messages left"
+        " there, run the previous version with this option",
+        "unsubscribed": "omit it: to discard messages without a reader, run pillarbox"
+        " readers add NAME --topic TOPIC --discard in the database of"
+        " their outbox",
     }
 
     max_payload_bytes: int = payload_limit(

@@ -49,7 +49,7 @@ def dev(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A Consumer to run, too; it starts again when a Python file changes.",
+            help="A Consumer to run as well; it restarts when a Python file changes.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +58,7 @@ def dev(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Migrate and use this database, and start no PostgreSQL.",
+            help="Migrate and use this database instead of starting PostgreSQL.",
             show_default="its own PostgreSQL",
         ),
     ] = None,
@@ -81,7 +81,7 @@ def dev(
         )
     if reset and database is not None:
         raise ConfigError(
-            "--reset empties the database that pillarbox dev starts itself; leave out "
+            "--reset empties the database that pillarbox dev starts itself; omit "
             "--database to use that one, or empty yours yourself"
         )
     project = Project(Path.cwd())
@@ -146,8 +146,7 @@ async def _migrate(parts: Parts, url: str) -> None:
         partman, cron = await asyncio.to_thread(find_extensions, url)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
-            f"database {without_password(url)}: {error}; start it, or leave out "
-            "--database"
+            f"database {without_password(url)}: {error}; start it, or omit --database"
         ) from None
     await parts.run(
         "migrate",

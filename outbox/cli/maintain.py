@@ -37,8 +37,8 @@ def _maintain(
         typer.Option(
             "--accept-clock",
             envvar="PILLARBOX_MAINTAIN_ACCEPT_CLOCK",
-            help="Drop what has expired although the last upkeep was long ago or is "
-            "in the future. Use it once the server's clock is right.",
+            help="Drop expired partitions even if the last upkeep was long ago or is"
+            " in the future. Use this once the server's clock is right.",
         ),
     ] = False,
     json: Json = False,

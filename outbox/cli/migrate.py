@@ -34,9 +34,8 @@ def _migrate(
         Literal["all", "administrator", "owner"] | None,
         typer.Option(
             "--sql",
-            help="Print the SQL instead of running it: all of it, or what an "
-            "administrator runs first, or what a member of the owner's role runs after "
-            "that.",
+            help="Print the SQL instead of running it: all of it, the administrator's"
+            " part, which comes first, or the owner's part.",
             show_default=False,
         ),
     ] = None,
@@ -61,17 +60,18 @@ def _migrate(
         bool,
         typer.Option(
             "--without-partman",
-            help="Let pillarbox itself make the partitions, on a server that lacks "
-            "pg_partman; a later migration without this option hands them over.",
+            help="Let pillarbox create the partitions, on a server without"
+            " pg_partman. A later migration without this option hands them over"
+            " to pg_partman.",
         ),
     ] = False,
     tenants: Annotated[
         bool | None,
         typer.Option(
             "--tenants/--no-tenants",
-            help="Then make, or drop, an index of the outbox's messages by tenant, "
-            "with which consumers that read the outbox share its whole backlog fairly. "
-            "It is made day by day, while messages are added.",
+            help="Also create, or drop, an index on tenants, so that consumers of the"
+            " outbox share its whole backlog fairly among them. It is built day"
+            " by day, while messages are added.",
             show_default=False,
         ),
     ] = None,

@@ -112,21 +112,20 @@ def _add(
         bool,
         typer.Option(
             "--from-oldest",
-            help="Publish the messages that are there, too; by default only those "
-            "added from now on.",
+            help="Start at the oldest message; by default, at the next one added.",
         ),
     ] = False,
     discard: Annotated[
         bool,
         typer.Option(
-            "--discard", help="Publish none of these messages, and keep none for it."
+            "--discard", help="Discard these messages instead of publishing them."
         ),
     ] = False,
     database: Database = None,
 ) -> None:
     """Add a reader, for relays with --reader NAME or a consumer, or topics to it."""
     if consumer and broker is not None:
-        raise ConfigError("--consumer: a consumer has no broker; leave out --broker")
+        raise ConfigError("--consumer: a consumer has no broker; omit --broker")
     url = None if discard or consumer else broker_url_if_given(broker)
     with opened(database, "readers", rights=_RIGHTS) as connection:
         add_reader(
@@ -151,16 +150,12 @@ def _drop(
     *,
     discard: Annotated[
         bool,
-        typer.Option("--discard", help="Drop it even if it has messages to publish."),
+        typer.Option("--discard", help="Drop it even if it has a backlog."),
     ] = False,
     database: Database = None,
 ) -> None:
     """Drop a reader; its messages no longer hold their days."""
     with opened(database, "readers", rights=_TO_DROP) as connection:
         dropped = drop_reader(connection, name, discard=discard)
-    left = (
-        f"; {count_of(dropped)} not {dropped.settled_as} by it"
-        if dropped.messages
-        else ""
-    )
-    write_line(f"{name} is dropped{left}")
+    left = f" with a backlog of {count_of(dropped)}" if dropped.messages else ""
+    write_line(f"{name} was dropped{left}")

@@ -36,8 +36,8 @@ _TO_READ: Final = "GRANT pillarbox_monitor TO its role"
 _TO_CHANGE: Final = "connect as a member of pillarbox_operator"
 _MOST: Final = 50
 _EPILOG: Final = (
-    "Exit status 1: a message is due already, or there is none of this id; or one to "
-    "move was cancelled before."
+    "Exit status 1: a message is already due or unknown, or one to move was already"
+    " cancelled."
 )
 
 app = new_app(help="List, cancel and move scheduled messages, until they are due.")
@@ -108,7 +108,7 @@ def _move(
     ] = None,
     within: Annotated[
         timedelta | None,
-        duration_option("--in", help="In how long it is due; 0s publishes it now."),
+        duration_option("--in", help="Time until it is due; 0s publishes it now."),
     ] = None,
     reason: Reason = "",
     database: Database = None,
@@ -119,7 +119,7 @@ def _move(
     Both happen in one transaction.
     """
     if (to is None) == (within is None):
-        raise ConfigError("give --to MOMENT or --in DURATION, and not both")
+        raise ConfigError("pass either --to MOMENT or --in DURATION")
     now = datetime.now(UTC)
     due_at = (
         read_moment("--to", to) if to is not None else now + (within or timedelta())

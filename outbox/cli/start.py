@@ -26,15 +26,15 @@ Wait: TypeAlias = Annotated[
     timedelta | None,
     duration_option(
         "--wait",
-        help="How long to wait at the start for the database, its schema and the "
-        "broker, before it fails; 0s: not at all.",
+        help="How long to wait at the start for the database, its schema and the"
+        " broker; 0s: not at all.",
         show_default="without limit",
     ),
 ]
-_REMEDY: Final = "start or create what the reason names, or correct the URL"
+_REMEDY: Final = "fix the reason, or correct the URL"
 _NO_ANSWER: Final = (
-    "the time of --wait is over, and the database or the broker accepts connections, "
-    "but doesn't answer: restart it, or check the addresses in the URLs"
+    "--wait is over: the database or the broker accepts connections, but doesn't"
+    " answer; restart it, or check the addresses in the URLs"
 )
 _GRACE: Final = 0.5
 """Seconds that a try can go on when the time is over."""

@@ -102,7 +102,7 @@ RetryInterval: TypeAlias = Annotated[
     duration_option(
         "--dead-letter-interval",
         envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
-        help="How often dead letters that are due are retried; 0s: never.",
+        help="How often to retry due dead letters; 0s: never.",
         panel="Dead letters",
     ),
 ]

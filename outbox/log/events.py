@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from pillarbox.outbox.errors import message_of
 from pillarbox.outbox.events import Event
@@ -56,10 +56,18 @@ class BrokerDiffers(Event):
     """
 
     level = logging.WARNING
-    waits_for = "the recorded broker, which is another one, to be switched"
+    waits_for = "broker switch"
     broker: str
     recorded: str
     remedy: str
+
+    @property
+    def reason(self) -> str:
+        """Why the relay is idle."""
+        return (
+            f"idle: this outbox is configured for {self.recorded}, but this relay"
+            f" publishes to {self.broker}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +75,9 @@ class ReaderDropped(Event):
     """The reader of this relay was dropped, so it holds no lanes: stop it."""
 
     level = logging.WARNING
-    waits_for = "nothing: its reader was dropped"
-    advice = "stop this relay; pillarbox readers list shows the readers that are left"
+    waits_for = "reader"
+    reason: ClassVar[str] = "idle: its reader was dropped"
+    advice = "stop this relay; pillarbox readers list shows the existing readers"
     reader: str
 
 

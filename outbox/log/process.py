@@ -267,7 +267,7 @@ class ReadingProcess:
             ) from error
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise DatabaseUnavailableError(
-                f"what becomes of messages can't be recorded: {message_of(error)}"
+                f"can't record the outcome of messages: {message_of(error)}"
             ) from error
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise DatabaseUnavailableError(

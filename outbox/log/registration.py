@@ -20,8 +20,8 @@ from pillarbox.outbox.postgres.connection import Connection
 from pillarbox.outbox.postgres.sql_files import load
 
 SWITCH: Final = (
-    "correct the broker's URL; or, if all messages are to go to this one from now on, "
-    "run pillarbox relay --switch-broker once with its URL"
+    "correct the broker's URL, or switch the reader to it: run pillarbox relay"
+    " --switch-broker once with this URL"
 )
 
 
@@ -102,14 +102,13 @@ class Registration:
         record = await read_record(connection, self.name)
         if record is None:
             raise ConfigError(
-                f"reader={self.name}: the outbox has no such reader; pillarbox readers"
-                " list shows them, and pillarbox readers add "
-                f"{for_shell(self.name)} adds one"
+                f"reader={self.name}: no such reader; pillarbox readers list shows"
+                f" all, and pillarbox readers add {for_shell(self.name)} adds it"
             )
         if record.topics is None:
             raise ConfigError(
-                f"reader={self.name}: was dropped; pillarbox readers add "
-                f"{for_shell(self.name)} --broker URL lets it get new messages again"
+                f"reader={self.name}: was dropped; pillarbox readers add"
+                f" {for_shell(self.name)} --broker URL restores it for new messages"
             )
         self._refuse_other_kind(record)
         if record.refusal is not None:
@@ -149,13 +148,13 @@ class Registration:
     def _refuse_other_kind(self, record: ReaderRecord) -> None:
         if self.own == DIRECT != record.broker:
             raise ConfigError(
-                f"reader={self.name}: belongs to relays, which publish to "
-                f"{record.broker or 'their broker'}; give the consumer another name"
+                f"reader={self.name}: already used by relays, for"
+                f" {record.broker or 'their broker'}; give the consumer another name"
             )
         if record.broker == DIRECT != self.own:
             raise ConfigError(
-                f"reader={self.name}: belongs to the consumer of this name; a relay "
-                "needs another one: pillarbox readers add NAME --broker URL"
+                f"reader={self.name}: already used by the consumer of this name; add"
+                " another for relays: pillarbox readers add NAME --broker URL"
             )
 
     async def may_read(self, connection: Connection) -> bool:

@@ -123,8 +123,8 @@ class Takeover:
         (clock,) = await cursor.fetchall()
         if clock.base is None:
             raise ConfigError(
-                "the database was restored in this cluster, or copied to it:"
-                " run pillarbox migrate"
+                "the database was restored or copied to this cluster: run pillarbox"
+                " migrate"
             )
         if clock.changed is not None:
             raise ConfigError(
@@ -162,8 +162,8 @@ class Takeover:
             ConfigError: of the entries of a message, the last one counts.
         """
         raise ConfigError(
-            f"sequence outbox.deferral_entry_seq was set back below {assigned},"
-            " which it has assigned: run pillarbox migrate, which advances it"
+            f"sequence outbox.deferral_entry_seq was set back below {assigned}, which"
+            " it had already assigned: run pillarbox migrate, which advances it"
         )
 
     async def refresh(

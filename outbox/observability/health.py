@@ -52,7 +52,7 @@ class Outages:
             self._open[type(event), queue] = Outage(
                 what,
                 datetime.now(UTC) if before is None else before.since,
-                getattr(event, "reason", f"waits for {what}"),
+                getattr(event, "reason", f"waiting for {what}"),
             )
 
     def longest_first(self) -> list[Outage]:

@@ -7,6 +7,7 @@ and the only headers read are the two that show what led to the message, so the
 monitor's privileges are enough.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,15 +44,18 @@ _TABLES: Final = (
 )
 # The other steps need no words but their names in the views.
 _WORDS: Final = {
-    "aside": "set aside: too large for its batch",
+    "aside": "postponed: too large for its batch",
     "unknown": "published, outcome unknown",
-    "open": "being handled: later ones were acked",
+    "open": "being handled",
 }
 # Forces index scans for the rows of one message, whatever a new day's statistics say.
 _PLAN: Final = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off;"
     " SET LOCAL enable_mergejoin = off; SET LOCAL jit = off; SET LOCAL timezone = 'UTC'"
 )
+
+_NAMED: Final = re.compile(r"^(.+?) ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}): ")
+"""A consumer's failure that begins with the topic and the id of its message."""
 
 _Bound: TypeAlias = datetime | str
 _Row: TypeAlias = dict[str, Any]
@@ -203,8 +207,9 @@ class Trace:
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
         is_cut: whether it caused more messages than were read.
-        failing: the processes of consumers that have not handled it and fail now, have
-            an overdue handler, or have been handling it for long.
+        failing: the processes of consumers that have not handled it and fail now, at no
+            message or one of its topic or key, have an overdue handler, or have been
+            handling it for long.
         unknown: what the databases don't contain any more, or never did, in sentences.
     """
 
@@ -258,7 +263,7 @@ def read_trace(
             life=life,
             causes=led_to_it,
             is_cut=is_cut,
-            failing=_failing(databases, life),
+            failing=_failing(reader, databases, life),
             unknown=unknown,
         )
 
@@ -276,7 +281,7 @@ def read_lives_of_key(
         reader.find_key(key, since, max_messages)
         lives = tuple(reader.read_lives(list(reader.envelopes)).values())
         unknown = tuple(
-            f"messages before: {table} of {name} begins {write_moment(begins_at)}"
+            f"older messages: {table} of {name} begins {write_moment(begins_at)}"
             for name, connection in databases.items()
             for table, begins_at in _low_water(connection, ["outbox.message"])
             if begins_at is None or since < begins_at
@@ -467,7 +472,7 @@ def _why(
         case State.SCHEDULED:
             return f"scheduled for {due} UTC"
         case State.WAITING:
-            reason = status["last_error"] or "no reason is known"
+            reason = status["last_error"] or "unknown reason"
             verb = "failed" if status["is_consumer"] else "refused"
             times = many(status["attempts"], "time")
             return f"{verb} {times}, next attempt at {due} UTC: {reason}"
@@ -481,21 +486,18 @@ def _why(
             statement = load("outbox", "find_blocking_message")
             for it in _rows(connection, statement, values):
                 return (
-                    f"waits behind {it['id']} of its key, whose next attempt is at"
+                    f"waiting for {it['id']} of the same key, whose next attempt is at"
                     f" {write_moment(it['due_at'])} UTC"
                 )
             return "its key is no longer blocked: it is next"
         case State.UNROUTED:
-            return (
-                "no reader gets it; pillarbox readers add … --from-oldest lets one"
-                " get it"
-            )
+            return "no reader gets it; add one with pillarbox readers add --from-oldest"
     if status["is_consumer"]:
-        return f"due now, and not handled yet by {status['reader']}"
+        return f"due, but not handled yet by {status['reader']}"
     relays = len(list_processes(connection, "outbox"))
     if not relays:
-        return "due now, and no relay is running"
-    return f"due now, and not published yet; {many(relays, 'relay')} running"
+        return "due, but no relay is running"
+    return f"due, but not published yet; {many(relays, 'relay')} running"
 
 
 _FINAL: Final = {
@@ -522,18 +524,27 @@ def _rank(step: LifeStep) -> int:
     return _FINAL.get(step.what, 1)
 
 
-def _failing(databases: Databases, life: Life) -> tuple[Process, ...]:
+def _failing(reader: _Reader, databases: Databases, life: Life) -> tuple[Process, ...]:
     done = {it.consumer for it in life.handlings if _rank(it) > 1}
+    keys = {it.key for it in life.envelopes} - {None}
+
+    def is_failing(process: Process) -> bool:
+        if process.failing_since is not None:
+            # A failure that names no message, such as a lost broker, concerns all.
+            named = _NAMED.search(process.reason or "")
+            if named is None or named[1] == life.topic or not life.envelopes:
+                return True
+            reader.find(id := UUID(named[2]))
+            return any(it.key in keys for it in reader.envelopes.get(id, ()))
+        return (
+            process.is_overdue(datetime.now(UTC)) or str(process.running_id) == life.id
+        )
+
     return tuple(
         process
         for connection in databases.values()
         for process in list_processes(connection, "inbox")
-        if process.name not in done
-        and (
-            process.failing_since is not None
-            or process.is_overdue(datetime.now(UTC))
-            or str(process.running_id) == life.id
-        )
+        if process.name not in done and is_failing(process)
     )
 
 
@@ -553,10 +564,7 @@ def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
             begins = (
                 "is empty" if begins_at is None else f"begins {write_moment(begins_at)}"
             )
-            texts.append(
-                f"{table}{where} {begins}, after this message; what was before was"
-                " dropped, or never was"
-            )
+            texts.append(f"{table}{where} {begins}; older rows may have been dropped")
     return tuple(texts), may_be_gone
 
 
@@ -601,9 +609,9 @@ def read_id(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise ConfigError(
-            f"id {shorten(text)}: isn't a UUID, so it is of another producer; its"
-            " receipts are in inbox.foreign_receipt, its dead letters are listed by"
-            " pillarbox dead-letters list"
+            f"id {shorten(text)}: not a UUID; receipts for ids of other producers are"
+            " in inbox.foreign_receipt, their dead letters in pillarbox dead-letters"
+            " list"
         ) from None
 
 

@@ -168,7 +168,7 @@ class DatabaseMetrics:
         )
         self._findings = gauge(
             "pillarbox_findings",
-            "What pillarbox status finds wrong, as far as this process can see.",
+            "Problems found by pillarbox status, as far as this process sees them.",
             *("check", "severity"),
         )
         self._backlog = gauge(
@@ -177,16 +177,16 @@ class DatabaseMetrics:
         )
         self._oldest = gauge(
             "pillarbox_outbox_oldest_waiting_seconds",
-            "How long the oldest message that is due has waited.",
+            "Lag: how long the oldest due message has been waiting.",
         )
         self._letters = gauge(
             "dead_letter_total",
-            "PENDING dead letters, of the newest 10,000.",
+            "PENDING dead letters, among the newest 10,000.",
             *("schema", "origin"),
         )
         self._letter_age = gauge(
             "dead_letter_age_seconds",
-            "Age of the oldest PENDING dead letter, of the newest 10,000.",
+            "Age of the oldest PENDING dead letter, among the newest 10,000.",
             *("schema", "origin"),
         )
         self._at.labels("").set(0)

@@ -33,7 +33,7 @@ _reported: Final[WeakSet[asyncio.AbstractEventLoop]] = WeakSet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopBlocked(Event):
-    """The event loop has been blocked for seconds: nothing else runs meanwhile.
+    """The event loop has been blocked for seconds, so nothing else could run.
 
     It is only logged, since observers are called in the event loop.
 

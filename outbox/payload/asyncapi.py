@@ -117,7 +117,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     problems = []
     for name, schema in before.items():
         if name not in after:
-            problems.append(f"{name}: is gone")
+            problems.append(f"{name}: was removed")
         else:
             problems += _changes(name, schema, after[name])
     return problems

@@ -185,9 +185,9 @@ def _dump_pydantic(value: Any) -> object:
         raise CodecError(
             "payload",
             type(value),
-            "has a secret, of which pydantic would write asterisks",
-            "give its field a field_serializer that returns what may be sent, or leave "
-            "it out by exclude=True",
+            "has a secret, which pydantic would write as asterisks",
+            "give its field a field_serializer that returns a value to send, or"
+            " exclude it with exclude=True",
         )
     return dumped
 

@@ -61,8 +61,8 @@ def why_unreadable(message: Message, remedy: str) -> str | None:
         return None
     name = message.headers[CODEC_HEADER].partition(":")[0]
     return (
-        f"its payload is encoded by codec {shorten(name)}, and there is no codec here: "
-        f"{remedy}"
+        f"the payload is encoded by codec {shorten(name)}, but this process has no"
+        f" codec: {remedy}"
     )
 
 
@@ -88,7 +88,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
             "payload",
             f"{len(message.payload)} bytes",
             f"can't be encoded by codec {name!r} ({type(error).__name__})",
-            "see the cause, and give the codec a key to encode with",
+            "see the error above, and give the codec a key to encode with",
         ) from error
     headers = {
         **message.headers,
@@ -121,7 +121,7 @@ def decoded(message: Message, codec: PayloadCodec) -> Message:
         raise CodecError(
             "headers",
             {CODEC_HEADER: header},
-            f"names another codec than {name_of(codec)!r}, which is here",
+            f"names another codec than {name_of(codec)!r}, the codec of this process",
             "give this process the codec that the message was added with",
         )
     try:
@@ -172,8 +172,8 @@ def load_codec(path: str) -> PayloadCodec:
     found = import_object("codec", path)
     if not isinstance(found, PayloadCodec) or isinstance(found, type):
         raise ConfigError(
-            f"codec {path!r}: is a {type(found).__name__}, and should be an object "
-            "with name, encode and decode"
+            f"codec {path!r}: must be an object with name, encode and decode, not a"
+            f" {type(found).__name__}"
         )
     name_of(found)
     return found

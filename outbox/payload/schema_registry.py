@@ -82,9 +82,9 @@ class SchemaRegistry:
         def bind(kind: T) -> T:
             if kind in self._events:
                 raise ConfigError(
-                    f"{kind.__name__}: is bound to topic "
-                    f"{shorten(self._events[kind][0])} already; define a class for "
-                    "each topic and version"
+                    f"{kind.__name__}: already bound to topic"
+                    f" {shorten(self._events[kind][0])}; define a class for each"
+                    " topic and version"
                 )
             self.register(topic, kind, version=version)
             self._events[kind] = (topic, version)
@@ -138,10 +138,9 @@ class SchemaRegistry:
                 "" if known is None else f", {known.__module__}.{known.__qualname__}"
             )
             raise ConfigError(
-                f"topic {shorten(topic)}: has a schema for version {version} already"
-                f"{which}; register a new one under a new version; if it is the same, "
-                "its file was run twice: import it by one name only, also where it is "
-                "the script that runs"
+                f"topic {shorten(topic)}: version {version} already has a"
+                f" schema{which}; register a new one under a new version; if it is"
+                " the same, import its file under one name only, also from a script"
             )
         versions[version] = validator_of(schema)
         if isinstance(schema, type):

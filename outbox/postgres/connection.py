@@ -125,7 +125,7 @@ class _Session(psycopg.AsyncConnection[TupleRow]):
                 if not ready and time.monotonic() > limit:
                     self.pgconn.finish()
                     raise DatabaseUnavailableError(
-                        f"the database gave no answer within {seconds:g} s"
+                        f"no answer from the database within {seconds:g} s"
                     )
                 wanted = gen.send(ready)
         except StopIteration as end:

@@ -56,7 +56,8 @@ async def refuse_pooler_async(url: str, *, any_role: bool = False) -> None:
     except TimeoutError:
         raise DatabaseUnavailableError(
             f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"
-            " connections at once; give it more connections, or find out what slows it"
+            " connections at once; allow more connections, or find out what slows it"
+            " down"
         ) from None
     except psycopg.Error as error:
         raise DatabaseUnavailableError(
@@ -64,8 +65,8 @@ async def refuse_pooler_async(url: str, *, any_role: bool = False) -> None:
         ) from error
     if not own:
         raise PoolerError(
-            f"database URL {without_password(url)}: a pooler in transaction mode is in"
-            " between, where locks, LISTEN and SET end up with other clients; give the"
+            f"database URL {without_password(url)}: connects through a pooler in"
+            " transaction mode, which breaks session locks, LISTEN and SET; use the"
             " URL of PostgreSQL itself, or of a pool in session mode"
         )
 

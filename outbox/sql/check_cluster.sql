@@ -3,7 +3,7 @@
 -- Gives: severity, finding, remedy
 -- Index: base_pkey
 SELECT 'error',
-       'this database was restored in this cluster, or copied to it: its relays and consumers don''t start',
+       'this database was restored or copied to this cluster: its relays and consumers won''t start',
        %(migrate)s
  WHERE NOT EXISTS (SELECT FROM outbox.base AS b
                     WHERE b.cluster = split_part(outbox.cluster(), '/', 1)

@@ -4,11 +4,11 @@
 -- Index: none
 SELECT 'warning',
        CASE WHEN p.step = 'attach' AND p.unsettled = 0 THEN
-                 format('%%s is detached, so that queries don''t see its rows, but its retention isn''t over', p.partition)
+                 format('%%s is detached before the end of its retention, so queries don''t see its rows', p.partition)
             WHEN p.step IN ('hold', 'attach') THEN
                  format('%%s is past its retention and held%%s: %%s', p.partition,
-                        CASE p.step WHEN 'attach' THEN ' and detached, so that queries don''t see it' END, p.reason)
-            ELSE format('%%s should have been dropped hours ago; next step: %%s. The upkeep isn''t running, or a transaction has been open for long',
+                        CASE p.step WHEN 'attach' THEN ' and detached, so queries don''t see it' END, p.reason)
+            ELSE format('%%s should have been dropped hours ago; next step: %%s. The upkeep isn''t running, or a long transaction blocks it',
                         p.partition, p.step) END,
        CASE WHEN p.step NOT IN ('hold', 'attach') THEN
                  'SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start < now() - interval ''1 hour'';  -- then: pillarbox maintain'

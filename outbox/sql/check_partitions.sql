@@ -2,23 +2,23 @@
 -- Takes: nothing
 -- Gives: severity, finding, remedy
 -- Index: none
-SELECT 'error', format('%%s of %%s is not ours: %%s', q.partition, p.parent_table, w.what), w.remedy
+SELECT 'error', format('unexpected partition %%s of %%s: %%s', q.partition, p.parent_table, w.what), w.remedy
   FROM outbox.partition_policy p
   -- Any table may have been given away, but hardly most of them.
   CROSS JOIN (SELECT mode() WITHIN GROUP (ORDER BY t.relowner) FROM pg_class t
                WHERE t.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND t.relkind IN ('r', 'p')) AS c (relowner)
  CROSS JOIN LATERAL outbox.partitions(p.parent_table) q
  CROSS JOIN LATERAL (
-       SELECT 'it is half detached, so that queries don''t see its rows',
+       SELECT 'its detach was interrupted, so queries don''t see its rows',
               format('ALTER TABLE %%1$s DETACH PARTITION %%2$s FINALIZE; ALTER TABLE %%1$s ATTACH PARTITION %%2$s FOR VALUES FROM (%%3$L) TO (%%4$L);',
                      p.parent_table, q.partition, q.starts_at, q.ends_at)
         WHERE q.detach_pending AND q.ends_at >= now() - p.retention
         UNION ALL
-       SELECT format('it belongs to %%s, so that the upkeep can''t drop it', q.owner::regrole), format('ALTER TABLE %%s OWNER TO %%s;', q.partition, c.relowner::regrole)
+       SELECT format('it belongs to %%s, so the upkeep can''t drop it', q.owner::regrole), format('ALTER TABLE %%s OWNER TO %%s;', q.partition, c.relowner::regrole)
         WHERE q.owner <> c.relowner
         UNION ALL
        SELECT CASE WHEN q.is_default THEN 'it is a DEFAULT partition, which forbids concurrent detaches'
-                   ELSE format('it holds %%s to %%s, not whole hours, days or weeks in UTC',
+                   ELSE format('it covers %%s to %%s, not whole hours, days or weeks in UTC',
                                coalesce(q.starts_at::text, 'MINVALUE'), coalesce(q.ends_at::text, 'MAXVALUE')) END,
               format('ALTER TABLE %%s DETACH PARTITION %%s;  -- then rename it, run pillarbox maintain, and insert its rows into the table', p.parent_table, q.partition)
          FROM (VALUES (CASE WHEN q.ends_at < q.starts_at + interval '1 day' THEN 'hour' ELSE 'day' END)) AS u (unit)

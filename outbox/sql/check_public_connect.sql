@@ -2,7 +2,7 @@
 -- Takes: roles
 -- Gives: severity, finding, remedy
 -- Index: none
-SELECT 'hint', 'every role may connect to this database, and so may take the advisory locks that relays and the upkeep need',
+SELECT 'hint', 'every role may connect to this database and take the advisory locks that relays and the upkeep need',
        format('REVOKE CONNECT ON DATABASE %%1$I FROM PUBLIC; GRANT CONNECT ON DATABASE %%1$I TO %%2$s;', datname,
               (SELECT string_agg(quote_ident(r.name), ', ' ORDER BY r.turn) FROM unnest(%(roles)s::text[]) WITH ORDINALITY AS r (name, turn)))
   FROM pg_catalog.pg_database

@@ -3,9 +3,9 @@
 -- Gives: severity, finding, remedy
 -- Index: dead_letter_status_idx, dropped_partition_pkey
 SELECT 'warning',
-       format('%%s%%s dead letter%%s of the inbox older than the receipts that are kept: a retry can''t find out whether the message was handled before',
+       format('%%s%%s dead letter%%s of the inbox older than the receipts: a retry can''t tell whether the message was already handled',
               CASE WHEN count(*) = 10000 THEN 'at least ' ELSE '' END, to_char(count(*), 'FM999,999,999,999'), CASE WHEN count(*) > 1 THEN 's' END),
-       format('pillarbox retention set inbox.receipt %%sd  # for future ones; handle the oldest PENDING ones in inbox.dead_letter by hand, and discard them',
+       format('pillarbox retention set inbox.receipt %%sd  # for future ones; handle the oldest PENDING ones in inbox.dead_letter manually, and discard them',
               ceil(extract(epoch FROM now() - min(x.message_at)) / 86400)::int)
   FROM (SELECT CASE WHEN d.message_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$'
                     THEN inbox.moment_of(d.message_id::uuid) END AS message_at

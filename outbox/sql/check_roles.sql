@@ -6,7 +6,7 @@ WITH role AS (
     SELECT w.name, r.oid, r.rolcanlogin FROM unnest(%(roles)s::text[]) AS w (name) LEFT JOIN pg_roles r ON r.rolname = w.name
 )
 SELECT 'error',
-       format('the tables belong to %%s, not to %%s: REASSIGN OWNED or ALTER … OWNER gave them away, so that the upkeep and pillarbox migrate fail',
+       format('the tables belong to %%s, not to %%s: REASSIGN OWNED or ALTER … OWNER changed the owner, so the upkeep and pillarbox migrate fail',
               %(owner)s::text, %(owner_role)s::text),
        -- Everything of ours, but nothing else that the other role owns; in one line. By number: a name could end the string or the body.
        coalesce(replace(replace(regexp_replace($give_back$DO $$ DECLARE it text; BEGIN FOR it IN

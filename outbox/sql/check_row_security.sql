@@ -13,7 +13,7 @@ WITH reader (oid, name) AS (
             SELECT FROM pg_roles o WHERE o.rolcanlogin AND NOT o.rolsuper AND o.oid <> g.oid AND pg_has_role(o.oid, g.oid, 'MEMBER')))
 )
 SELECT 'error',
-       format('row-level security of %%s applies to %%s: as it would hide rows from them, they refuse to work',
+       format('row-level security of %%s applies to %%s, which refuse to run because it would hide rows',
               c.oid::regclass, string_agg(DISTINCT r.name, ', ' ORDER BY r.name)),
        format('%%sALTER TABLE %%s DISABLE ROW LEVEL SECURITY;  -- or give the role BYPASSRLS',
               CASE WHEN c.relforcerowsecurity THEN format('ALTER TABLE %%s NO FORCE ROW LEVEL SECURITY; ', c.oid::regclass) END, c.oid::regclass)

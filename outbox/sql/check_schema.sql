@@ -16,5 +16,5 @@ WITH schema AS (
    FROM schema s CROSS JOIN LATERAL (SELECT * FROM outbox.schema_differences() WHERE s.version IS NOT NULL) AS d
   ORDER BY d.object, d.difference)
  UNION ALL
-(SELECT 'warning', 'outbox.message_tenant_idx is not finished, so that consumers don''t use it', %(migrate)s || ' --tenants'
+(SELECT 'warning', 'outbox.message_tenant_idx is incomplete, so consumers don''t use it', %(migrate)s || ' --tenants'
    FROM pg_index i WHERE i.indexrelid = to_regclass('outbox.message_tenant_idx') AND NOT i.indisvalid)

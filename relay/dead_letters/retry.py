@@ -168,7 +168,7 @@ class PublishingRetrier:
             ) from error
         except psycopg.Error as error:
             raise DatabaseUnavailableError(
-                f"the dead letters can't be read or written: {message_of(error)}"
+                f"can't read or write dead letters: {message_of(error)}"
             ) from error
 
 

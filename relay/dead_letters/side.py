@@ -17,9 +17,9 @@ def _lacks(options: RetryOptions) -> str | None:
     if options.broker is not None:
         return None
     return (
-        "dead letters of the outbox are published again: no broker given: use --broker "
-        "URL, set PILLARBOX_BROKER_URL, or let PILLARBOX_BROKER_URL_FILE name a file "
-        "that holds the URL"
+        "outbox dead letters: no broker given: use --broker URL, set"
+        " PILLARBOX_BROKER_URL, or let PILLARBOX_BROKER_URL_FILE name a file that"
+        " holds the URL"
     )
 
 

@@ -42,8 +42,8 @@ SETTINGS: Final = {
     "enable_mergejoin": "off",
 }
 _GRANT: Final = (
-    "there, run GRANT pillarbox_application TO its user; if it has that, run pillarbox"
-    " migrate"
+    "in that database, run GRANT pillarbox_application TO its user; if it has that"
+    " already, run pillarbox migrate"
 )
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -109,8 +109,8 @@ class PostgresPublisher:
             raise self._away(error) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise PrerequisiteError(
-                f"broker {self._name} has no tables of pillarbox: run pillarbox "
-                "migrate --database URL for it"
+                f"broker {self._name} lacks pillarbox's tables: run pillarbox migrate"
+                " --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(

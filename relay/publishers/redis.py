@@ -150,7 +150,7 @@ class RedisPublisher:
     def _nack(self, message: Message) -> Nacked | None:
         if Shard.named(message.topic).of > 1:
             return Nacked(
-                f"topic {shorten(message.topic)}: is reserved for a shard of a topic",
+                f"topic {shorten(message.topic)}: reserved for a shard of a topic",
                 permanent=True,
             )
         return nack_too_large(message.payload, self._max_payload_bytes)
@@ -189,8 +189,8 @@ class RedisPublisher:
             # The server may have been replaced: the next connection asks who is master.
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise BrokerUnavailableError(
-                f"broker {without_password(self._url)}: {replicas} of "
-                f"{self._replicas} replicas have the batch after {_PATIENCE} ms"
+                f"broker {without_password(self._url)}: only {replicas} of"
+                f" {self._replicas} replicas have the batch after {_PATIENCE} ms"
             )
 
 
@@ -267,9 +267,9 @@ class _Layouts:
         for name, (there, behind, is_filled) in others.items():
             for group in (*behind, *(groups.difference(there) if is_filled else ())):
                 return (
-                    f"waits until group {text_of(group)} has settled what {name} held; "
-                    "if the group is gone for good, XGROUP DESTROY it there and in the "
-                    "topic's other streams"
+                    f"waiting for group {text_of(group)} to settle its messages in"
+                    f" {name}; if the group is gone for good, XGROUP DESTROY it there"
+                    " and in the topic's other streams"
                 )
         self._waiting.pop(topic, None)
         if own not in layouts or any(is_filled for *_, is_filled in others.values()):

@@ -244,7 +244,7 @@ def test_a_database_of_ones_own_is_neither_emptied_nor_waited_for(
     nobody = f"postgresql://billing:secret@127.0.0.1:{free_port()}/shop"
     dev = start(folder, "--database", nobody, "--reset")
     assert dev.wait() == 2
-    assert "leave out --database" in dev.log()
+    assert "omit --database" in dev.log()
 
     dev = start(folder, "--database", nobody)
     assert dev.wait() == 2

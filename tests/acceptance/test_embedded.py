@@ -145,7 +145,7 @@ def test_a_coroutine_function_is_refused_as_an_observer(observer: Any) -> None:
             handle, sessions, name="hook", secrets=secrets, observers=[observer]
         ),
     ):
-        with pytest.raises(ConfigError, match=r"observer .*: is async, and nobody"):
+        with pytest.raises(ConfigError, match=r"observer .*: is async, but observers"):
             make()
     with pytest.raises(ConfigError, match=r"observer NoneType: can't be called"):
         Consumer("memory://", sessions, name="billing", observers=[None])  # type: ignore[list-item]

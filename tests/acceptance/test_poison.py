@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 _CONSUMERS = "tests.acceptance.poison_consumer"
 TABLE = "CREATE TABLE noted (number int)"
-REASON = f"was started {MAX_ATTEMPTS} times and never finished"
+REASON = f"started {MAX_ATTEMPTS} times and never finished"
 
 
 @pytest.fixture

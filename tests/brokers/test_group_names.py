@@ -60,7 +60,7 @@ async def test_a_new_group_says_once_that_it_begins_at_the_oldest_message(
 
     async with member() as first:
         (warning,) = first.abilities.warnings()
-        assert f"new group {group} begins at the oldest of 1,204" in warning
+        assert f"new consumer group {group} starts at the oldest of 1,204" in warning
         for delivery in await receive(first, 1):
             await delivery.ack()
     async with member() as second:
@@ -128,7 +128,7 @@ async def test_a_group_that_two_services_share_is_a_finding_in_their_databases(
             consumer.handles("orders")(handle)
         async with running(replicas[0]), running(replicas[1]) as events:
             (warning,) = await events.wait_for(SourceWarned)
-            assert "-db-a1a1a1a1 has its handlers in another database" in warning.reason
+            assert "-db-a1a1a1a1 uses another database" in warning.reason
 
             def found() -> bool:
                 query = "SELECT reason FROM inbox.process"

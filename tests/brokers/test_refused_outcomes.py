@@ -51,7 +51,7 @@ async def put(publisher: Publisher, payload: bytes) -> None:
 async def until_outcomes_are_refused(events: RecordedEvents) -> list[SourceLost]:
     """Return the events up to one about outcomes, after which fetching stops."""
     lost: list[SourceLost] = []
-    while not (lost and "outcomes can't be written" in lost[-1].reason):
+    while not (lost and "can't record outcomes" in lost[-1].reason):
         lost = await events.wait_for(SourceLost, len(lost) + 1)
     return lost
 

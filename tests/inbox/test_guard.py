@@ -192,7 +192,7 @@ def test_an_invalid_consumer_or_id_is_refused_with_the_remedy(url: str) -> None:
             pass
 
 
-REMEDY = "a consumer name of its own"
+REMEDY = "its own consumer name"
 
 
 def by_order(message: Message) -> ForeignId:

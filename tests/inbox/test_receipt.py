@@ -84,7 +84,7 @@ async def test_a_receipt_needs_the_partition_of_its_message(
     assert execute(database_url, "SELECT message_at FROM inbox.receipt") == [(moment,)]
     with pytest.raises(MessageTooOldError, match="was made 400d ago"):
         await record(id_of(datetime.now(UTC) - timedelta(days=400)))
-    with pytest.raises(MessageTooNewError, match="check the clock of its producer"):
+    with pytest.raises(MessageTooNewError, match="check the producer's clock"):
         await record(id_of(datetime.now(UTC) + timedelta(days=400)))
 
 

@@ -306,7 +306,7 @@ async def test_a_second_connection_that_can_write_is_refused_by_name(
     assert any(isinstance(event, HandlerFailed) for event in seen)
     ((reason, _),) = dead_letters(url)
     assert reason.startswith(
-        "ConfigError: the session can write through two connections"
+        "ConfigError: the session would write through two connections"
     )
     assert all(each.partition("://")[2] in reason for each in (url, reader))
     assert "default_transaction_read_only" in reason
@@ -427,9 +427,9 @@ async def test_a_sharded_session_is_refused_with_the_remedy(url: str) -> None:
         consumer = Consumer(MemorySource(), sessions, name="billing")
         register(consumer, "single", "psycopg", write)
 
-        with pytest.raises(ConfigError, match="pass a session factory of the database"):
+        with pytest.raises(ConfigError, match="pass a session factory for the inbox"):
             await consumer.run()
-        with pytest.raises(ConfigError, match="pass a session factory of the database"):
+        with pytest.raises(ConfigError, match="pass a session factory for the inbox"):
             await guarded(sessions, "psycopg", numbered(1)[0], write)
 
 

@@ -226,7 +226,7 @@ async def test_read_only_transactions_are_refused(database_url: str) -> None:
         (
             plain,
             {"max_in_flight": 64},
-            r"max_in_flight=64: needs 64 connections.* has 15 at most \(pool_size=5, "
+            r"max_in_flight=64: needs 64 connections.* at most 15 \(pool_size=5, "
             r"max_overflow=10\).* set max_in_flight=15",
         ),
         (
@@ -271,7 +271,7 @@ async def test_a_pool_that_is_large_enough_is_accepted(
 async def test_one_connection_for_all_handlers_is_refused(database_url: str) -> None:
     pool = {"poolclass": StaticPool}
     async with sessions_by(database_url, "psycopg", pool) as sessions:
-        with pytest.raises(ConfigError, match=r"has 1 at most \(StaticPool\)"):
+        with pytest.raises(ConfigError, match=r"at most 1 \(StaticPool\)"):
             await consumer_of(sessions, plain, max_in_flight=2).run()
 
 
@@ -342,7 +342,7 @@ async def test_a_driver_that_the_inbox_does_not_know_is_refused(
         handle(session, message)
     with (
         Session(create_engine("sqlite://")) as session,
-        pytest.raises(ConfigError, match="of sqlite is not supported"),
+        pytest.raises(ConfigError, match="of sqlite; use one of"),
     ):
         guard(session, message.id, consumer="c").__enter__()
 

@@ -124,5 +124,5 @@ def test_the_jobs_belong_to_roles_of_their_own(
 def test_invalid_parts_of_the_printed_sql_are_refused() -> None:
     with pytest.raises(ConfigError, match="part='dba': use administrator or owner"):
         migration_sql(part="dba")
-    with pytest.raises(ConfigError, match="runs the whole removal"):
+    with pytest.raises(ConfigError, match="the removal has no parts"):
         migration_sql(part="owner", remove=True)

@@ -64,7 +64,7 @@ def test_both_are_looked_for_before_anything_changes(bare_url: str) -> None:
         migrate(bare_url)
 
     text = str(refused.value)
-    assert " is there, pg_partman is missing, pg_cron is missing; nothing was" in text
+    assert ", pg_partman is missing, pg_cron is missing; nothing was" in text
     assert "-partman)" in text
     assert "-cron)" in text
     assert "shared_preload_libraries = 'pg_cron' and cron.database_name = 'bare'" in (

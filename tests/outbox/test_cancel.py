@@ -341,7 +341,7 @@ def test_the_doctor_knows_the_locks_of_cancellations(database_url: str) -> None:
         found = [it.finding for _, findings in examine(ours) for it in findings]
         connection.rollback()
         connection.close()
-    assert not [it for it in found if "our advisory locks" in it]
+    assert not [it for it in found if "pillarbox's advisory locks" in it]
 
 
 def move(url: str, id: UUID, at: datetime) -> tuple[str, UUID | None]:
@@ -408,6 +408,6 @@ def test_what_can_not_be_moved_stays_as_it_is(database_url: str) -> None:
         database_url,
         """UPDATE outbox.message SET headers = '{"pillarbox-codec": "aes:1"}'""",
     )
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="is encoded"):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="encoded payload"):
         move(database_url, message.id, datetime.now(UTC) + LATER)
     assert states(database_url) == ["scheduled"]

@@ -83,7 +83,9 @@ def test_the_error_for_a_missing_name_or_a_factory_that_fails_names_the_file(
     assert refusal("import_named:consumer").endswith(
         f"'consumer' is not in import_named ({folder / 'import_named.py'})"
     )
-    assert "is a int, and should be a Consumer" in refusal("import_named:consumers")
+    assert "must be a Consumer, or a function that returns one, not a int" in refusal(
+        "import_named:consumers"
+    )
     said = refusal("import_named:make")
     assert "'make' raised KeyError: 'URL'" in said
     assert said.endswith(f"({folder / 'import_named.py'}, line 4)")

@@ -137,7 +137,7 @@ async def test_one_that_was_dropped_is_not_added_again(
         pass
     with administration(url, application_name="test") as connection:
         drop_reader(connection, "main")
-    remedy = r"readers add main --broker URL lets it get new messages again"
+    remedy = r"readers add main --broker URL restores it for new messages"
     with pytest.raises(ConfigError, match=f"reader=main: was dropped; .*{remedy}"):
         await Relay(url, ScriptedPublisher(), broker=BROKER).run()
     added = ["readers", "add", "main", "--broker", BROKER, "--database", url]
@@ -162,7 +162,9 @@ async def test_a_relay_that_can_not_run_adds_none(unread_database_url: str) -> N
         await Relay(login(url, bob), ScriptedPublisher(), QUICK).run()
     with pytest.raises(ConfigError, match=r"reader=typo: .*readers add typo"):
         await Relay(url, ScriptedPublisher(), QUICK, reader="typo").run()
-    with pytest.raises(ConfigError, match=r"reader=hooks: is not main, .*--from-now"):
+    with pytest.raises(
+        ConfigError, match=r"reader=hooks: --from-now is for the reader main"
+    ):
         Relay(url, ScriptedPublisher(), reader="hooks", from_now=True)
     with administration(url, application_name="test") as connection:
         assert list_readers(connection) == []

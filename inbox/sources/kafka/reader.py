@@ -327,6 +327,6 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
             await asyncio.sleep(_PAUSE)
         if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise ConfigError(
-                f"broker {name}, topic {shorten(topic)}: {reason_of(error)}; "
-                "create it, or grant this user the right to read it"
+                f"broker {name}, topic {shorten(topic)}: {reason_of(error)}; create"
+                " it, or grant this user read access"
             )

@@ -59,8 +59,8 @@ _MAX_SUSPECTS: Final = 256
 _MAX_PAYLOAD: Final = 2**30
 """As large as a value can be: none is given up because of its size."""
 _GRANT: Final = (
-    "run GRANT pillarbox_reader TO {} in the outbox's database; if it has that,"
-    " pillarbox migrate restores what was revoked"
+    "run GRANT pillarbox_reader TO {} in the outbox's database; if it has that"
+    " already, pillarbox migrate restores its privileges"
 )
 
 
@@ -278,7 +278,7 @@ class PostgresSource:
             case BrokerMatches():
                 self._refusal = None
             case PartitionsNotMade():
-                warning = f"the outbox lacks days: {event.reason}; {event.remedy}"
+                warning = f"the outbox lacks partitions: {event.reason}; {event.remedy}"
                 self._warnings = list(dict.fromkeys([*self._warnings, warning]))
 
     def _away(self, reason: str) -> BrokerUnavailableError:

@@ -224,8 +224,8 @@ class Queue:
             if error.reply_code == _LOCKED:
                 return False
             raise ConfigError(
-                f"queue {name!r}, which keeps several replicas in order, can't be "
-                f"declared: {error.reply_text}; grant the user configure on it, or "
+                f"can't declare queue {name!r}, which keeps several replicas in order: "
+                f"{error.reply_text}; grant the user configure on it, or "
                 'set Consumer(order="none")'
             ) from None
         await channel.close()

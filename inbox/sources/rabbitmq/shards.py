@@ -98,7 +98,7 @@ class Dealer:
             self._queue.ack(self._tags.pop(last))
 
     def _fail(self, problem: str) -> None:
-        self.failure = f"queue {self._name!r} isn't dealt out: a shard {problem}"
+        self.failure = f"queue {self._name!r} can't be distributed: a shard {problem}"
         self._link.abort()
 
 

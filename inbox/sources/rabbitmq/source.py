@@ -189,8 +189,7 @@ class RabbitMQSource:
 
     def _impossible(self, other: str) -> ConfigError:
         return ConfigError(
-            f"shards={self._of}: not with {other}, which lets RabbitMQ choose; "
-            "remove one of the two"
+            f"shards={self._of}: can't be combined with {other}; remove one of the two"
         )
 
     def _share(self) -> None:
@@ -442,10 +441,10 @@ class RabbitMQSource:
             await join(self._link, self._config.name, self._of)
         if queue.limited:
             self._warnings = [
-                f"queue {self._config.name!r} has no x-delivery-limit of -1: RabbitMQ "
-                "drops a message that was returned more often than its limit, by "
-                "default 20 times; set delivery-limit to -1 by a policy, or delete the "
-                "empty queue, which the consumer creates again"
+                f"queue {self._config.name!r} lacks x-delivery-limit=-1, so RabbitMQ"
+                " drops messages after a number of returns, by default 20; set"
+                " delivery-limit to -1 in a policy, or delete the empty queue, which"
+                " the consumer recreates"
             ]
         queue.when_lost(self._arrived.set)
         if not self._shared:

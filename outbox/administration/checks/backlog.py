@@ -31,22 +31,22 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
         waited = None if consumer.lag is None else consumer.lag.waited
         if waited is None or waited < _WAITING:
             continue
-        oldest = f"its oldest message has waited for {write_duration(waited)}"
+        oldest = f"its lag is {write_duration(waited)}"
         if consumer.replicas == 0:
             if (held := consumer.held) is not None:
                 oldest += (
-                    f": it holds back {count(held.days, 'day')} from"
+                    f"; it holds back {count(held.days, 'day')} from"
                     f" {held.since.astimezone(UTC):%F} on, {write_size(held.bytes)}"
                 )
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",
-                "pillarbox consume MODULE:NAME  # start it; or, if it is gone for good,"
-                f" pillarbox readers drop {for_shell(consumer.name)}",
+                "pillarbox consume MODULE:NAME  # start it; or, if it is no longer"
+                f" needed, pillarbox readers drop {for_shell(consumer.name)}",
             )
         elif waited > _LATE and not overview.pauses_of(consumer.name):
             yield warning(
                 f"the consumer {consumer.name} is late: {oldest}",
-                "read its log: is a handler slow? Or start another replica",
+                "look for a slow handler in its log, or start another replica",
             )
 
 
@@ -91,25 +91,25 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
     for reader in unserved:
         if reader != MAIN or not is_needed:
             yield warning(
-                f"no relay of reader {reader} is running: its messages wait",
-                f"{_relay_of(reader, overview)}  # start it; or, if it is not needed"
-                f" any more, pillarbox readers drop {for_shell(reader)}",
+                f"no relay of reader {reader} is running",
+                f"{_relay_of(reader, overview)}  # start it; or, if it is no longer"
+                f" needed, pillarbox readers drop {for_shell(reader)}",
             )
     is_relayed = MAIN not in unserved or not is_needed
     waited = None if overview.outbox is None else overview.outbox.waited
     if waited is None or waited < _WAITING:
         if not is_relayed:
             yield hint(
-                "no relay is running: messages that are added will wait",
-                f"{_relay_of(MAIN, overview)}  # unless nothing is published from here",
+                "no relay is running, so new messages won't be published",
+                f"{_relay_of(MAIN, overview)}  # unless it publishes nothing",
             )
         return
     retention = [it.retention for it in overview.tables if it.table == "outbox.message"]
     is_held = any(waited > it / 2 for it in retention)
     is_late = waited > _LATE
-    oldest = f"the oldest due message has waited for {write_duration(waited)}"
+    oldest = f"the oldest due message has been waiting for {write_duration(waited)}"
     if is_held:
-        oldest += ", more than half its retention: its partition will be held"
+        oldest += ", more than half of its retention: its partition will be kept"
     if not is_relayed:
         yield error(
             f"no relay is running, and {oldest}",
@@ -123,15 +123,15 @@ def _check_outbox(overview: Overview) -> Iterator[Finding]:
     ):
         yield Finding(
             Severity.ERROR if is_late else Severity.WARNING,
-            f"{len(processes.free)} of {processes.lanes} lanes are held by no relay,"
-            f" and {oldest}",
-            "pillarbox doctor  # names the sessions that keep relays from lanes",
+            f"no relay holds {len(processes.free)} of {processes.lanes} lanes, and"
+            f" {oldest}",
+            "pillarbox doctor  # names the sessions that block these lanes",
         )
     elif is_late:
         yield Finding(
             # Without a view of the processes, nobody can say that they are at work.
             Severity.ERROR if is_held or processes is None else Severity.WARNING,
             oldest,
-            "read the relays' logs: what is slow, the broker or the database? Or start"
-            " another relay",
+            "look in the relays' logs for a slow broker or database, or start another"
+            " relay",
         )

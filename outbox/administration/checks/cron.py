@@ -52,8 +52,8 @@ def check_cron(
     cron = find_cron(connection)
     if cron.is_lost:
         yield error(
-            f"pg_cron runs in the database {cron.home}, which doesn't exist: no job of"
-            " this server runs",
+            f"pg_cron is configured for the database {cron.home}, which doesn't"
+            " exist, so no job on this server runs",
             f"ALTER SYSTEM SET cron.database_name = {for_sql(cron.here, STRING)};"
             f"  -- then restart the server, and run: {here.migrate}",
         )

@@ -21,24 +21,24 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
         if it.failing_since is not None:
             who = f"the {it.kind} {it.name} on {it.host}"
             yield warning(
-                f"{who} has failed for {write_duration(overview.at - it.failing_since)}"
-                f": {it.reason}",
-                f"read its log; if the reason names a message, its handler fails:"
-                f" pillarbox trace ID; else check {it.broker} and the database",
+                f"{who} has been failing for"
+                f" {write_duration(overview.at - it.failing_since)}: {it.reason}",
+                "read its log; if the reason names a message, run pillarbox trace ID;"
+                f" otherwise check {it.broker} and the database",
             )
         if it.is_overdue(overview.at):
             yield warning(
                 f"the consumer {it.name} on {it.host}: {it.running(overview.at)}",
-                f"pillarbox trace {for_shell(it.running_id)}"
-                "  # see where the handler stands, as with py-spy dump, and restart it",
+                f"pillarbox trace {for_shell(it.running_id)}  # find out where the"
+                " handler hangs, as with py-spy dump, and restart it",
             )
     blocked = overview.blocked
     if blocked is not None and blocked.oldest:
         age = overview.at - blocked.oldest[0].created_at
         if age > _LATE:
             yield warning(
-                f"messages were refused and wait for another attempt: {blocked.summary}"
-                f", the oldest added {write_duration(age)} ago",
+                f"messages are waiting for a retry: {blocked.summary}, the oldest"
+                f" added {write_duration(age)} ago",
                 "pillarbox blocked  # with the reasons",
             )
     for letters in overview.dead_letters:
@@ -46,7 +46,7 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
             more = "" if letters.is_complete else "more than "
             yield Finding(
                 Severity.ERROR if letters.pending > _MANY else Severity.WARNING,
-                f"{more}{count(letters.pending, 'pending dead letter')} of the"
+                f"{more}{count(letters.pending, 'pending dead letter')} in the"
                 f" {letters.side}, {letters.new:,} of them new in the last"
                 f" {exact_duration(letters.window)}",
                 f"pillarbox dead-letters list --side {letters.side}"
@@ -56,7 +56,8 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
         if jobs.abandoned:
             yield warning(
                 f"{count(jobs.abandoned, 'job')} of {jobs.consumer} without a worker:"
-                " it died, and no other one has taken over",
-                f"start the consumer {jobs.consumer}; pillarbox jobs lists them, and"
-                " pillarbox cancel ID ends one that its broker doesn't deliver again",
+                " the worker died, and no other took over",
+                f"start the consumer {jobs.consumer}; pillarbox jobs lists the jobs,"
+                " and pillarbox cancel ID ends a job whose message the broker doesn't"
+                " redeliver",
             )

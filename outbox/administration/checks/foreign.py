@@ -30,7 +30,7 @@ def check_superuser(
     if connection.info.parameter_status("is_superuser") == "on":
         monitor = here.role("monitor")
         yield hint(
-            "this session is a superuser's, which doctor and status don't need",
+            "connected as a superuser, which doctor and status don't need",
             f"connect as a member of {monitor} and pg_monitor",
         )
 

@@ -37,9 +37,9 @@ def check_locks(
     )
     for pid, role, application, client, locks in sessions:
         yield error(
-            f"{LockHolder(pid, role, application, client)} is not one of our"
-            f" processes, but holds {locks} of our advisory locks: relays, consumers or"
-            " the upkeep are waiting for it, or every insert sends a NOTIFY",
+            f"{LockHolder(pid, role, application, client)} holds {locks} of"
+            " pillarbox's advisory locks, but isn't one of its processes: it blocks"
+            " relays, consumers or the upkeep, or makes every insert send a NOTIFY",
             f"SELECT pg_terminate_backend({pid});  -- and keep its role out",
         )
     yield from by_statement(load("outbox", "check_public_connect"))(connection, here)

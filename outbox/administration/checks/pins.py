@@ -21,23 +21,23 @@ def check_pins(overview: Overview) -> Iterator[Finding]:
         if pin.kind == "replication slot" and pin.state == "inactive":
             # Its reader may be down, and need what is kept.
             yield warning(
-                f"the replication slot {pin.name} ({pin.slot}) has no reader, and keeps"
-                " ever more WAL until it has one",
-                "find its owner first, which may be down: Debezium, a subscription, a"
-                " standby, a backup; what that has not read yet is lost with the slot",
+                f"the replication slot {pin.name} ({pin.slot}) is inactive, so its"
+                " WAL keeps growing",
+                "find its owner, which may be down: Debezium, a subscription, a"
+                " standby, a backup; all unread changes are lost with the slot",
             )
             continue
         who = f"{pin.kind} {pin.name}" if pin.name else pin.kind
         role = f" of {pin.role}" if pin.role else ""
         since = (
-            f"open for {write_duration(pin.open_for)}"
+            f"has been open for {write_duration(pin.open_for)}"
             if pin.open_for is not None
-            else f"{pin.xids} transactions behind"
+            else f"is {pin.xids} transactions behind"
         )
         writes = ", and has written" if pin.is_writing else ""
         yield warning(
-            f"{who}{role} (pid {pin.pid or '-'}) is {since}{writes}: partitions"
-            " can't be detached meanwhile",
+            f"{who}{role} (pid {pin.pid or '-'}) {since}{writes}, so partitions can't"
+            " be detached",
             _end(pin),
         )
 
@@ -51,4 +51,6 @@ def _end(pin: Pin) -> str:
                 f"COMMIT PREPARED {for_sql(pin.name, STRING)};  -- or ROLLBACK PREPARED"
             )
         case _:
-            return "SELECT * FROM pg_stat_replication;  -- how far each reader has come"
+            return (
+                "SELECT * FROM pg_stat_replication;  -- shows how far each standby is"
+            )

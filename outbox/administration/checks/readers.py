@@ -30,11 +30,11 @@ def check_readers(
             relay = f"relay --reader {name}"
             start = "consume MODULE:NAME" if reader.is_consumer else relay
             yield warning(
-                f"reader {reader.reader} has not {reader.settled_as}"
-                f" {count_of(reader)}, the oldest of {reader.oldest:%F %R%z}, and holds"
-                f" back {held_by(reader)}",
-                f"pillarbox {start}"
-                f"  # or, if it is not needed any more, pillarbox readers drop {name}",
+                f"reader {reader.reader} has a backlog of {count_of(reader)}, the"
+                f" oldest from {reader.oldest:%F %R%z}, and holds back"
+                f" {held_by(reader)}",
+                f"pillarbox {start}  # or, if it is no longer needed, pillarbox"
+                f" readers drop {name}",
             )
 
 
@@ -51,12 +51,12 @@ def check_unrouted(
     messages = count(found.messages, "message")
     if not found.is_complete:
         messages = f"at least {messages}"
-    since = f"the oldest of {found.oldest:%F %R%z}"
+    since = f"the oldest from {found.oldest:%F %R%z}"
     if found.is_first:
         is_old = datetime.now(UTC) - found.oldest > _BEHIND
-        verb = "waits" if found.messages == 1 else "wait"
+        verb = "has" if found.messages == 1 else "have"
         yield (warning if is_old else hint)(
-            f"{messages} {verb} for a first reader, {since}",
+            f"{messages} {verb} no reader yet, {since}",
             "pillarbox relay --broker URL  # or pillarbox consume MODULE:NAME",
         )
         return
@@ -68,11 +68,10 @@ def check_unrouted(
         kept = f"at least {kept}"
     words = "".join(f" --topic {for_shell(topic)}" for topic in found.topics)
     yield warning(
-        f"no reader gets {messages} of {topics}, {since}: for them {kept}"
-        f" {'is' if found.days == 1 else 'are'} kept",
+        f"no reader gets {messages} of {topics}, {since}; they keep {kept}",
         "pillarbox readers add NAME --broker URL --from-oldest"
         + words
-        + "  # or, if nobody is to get them,"
+        + "  # or, to discard them,"
         + " pillarbox readers add ignored --from-oldest --discard"
         + words,
     )

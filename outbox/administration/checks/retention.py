@@ -32,9 +32,9 @@ def check_retention(
             and policy.retention < MINIMUM_RETENTION
         ):
             yield warning(
-                f"{policy.parent_table} is kept for {exact_duration(policy.retention)},"
-                f" but a message can come back after"
-                f" {exact_duration(MINIMUM_RETENTION)}, by the"
-                " defaults of delay and retries",
+                f"{policy.parent_table} is kept for"
+                f" {exact_duration(policy.retention)}, but with the default delays"
+                " and retries a message can arrive up to"
+                f" {exact_duration(MINIMUM_RETENTION)} late",
                 f"pillarbox retention set {policy.parent_table} 14d",
             )

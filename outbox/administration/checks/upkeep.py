@@ -118,7 +118,7 @@ def check_upkeep(
         yield Finding(
             Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
             f"the upkeep failed at {failed_at:%F %R}: {failure}",
-            remedy or "pillarbox maintain  # after you have removed the cause",
+            remedy or "pillarbox maintain  # once the cause is fixed",
         )
     if upkeep.is_fresh:
         return
@@ -134,6 +134,6 @@ def check_upkeep(
     yield Finding(
         severity,
         f"{finding}: it creates future partitions and drops expired ones",
-        "pillarbox maintain  # now, and every hour, by any scheduler"
+        "pillarbox maintain  # now, and every hour from any scheduler"
         + (f", or by pg_cron: {here.migrate}" if find_cron(connection).is_here else ""),
     )

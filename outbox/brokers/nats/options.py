@@ -35,7 +35,7 @@ class NatsOptions(BrokerOptions):
     stream: str | None = option(
         Form.text(NAME_FORM, is_name),
         side="both",
-        shown="whichever captures the topic",
+        shown="the one that captures the topic",
         help="the only stream that may be used",
     )
     create: tuple[str, ...] = option(

@@ -196,7 +196,7 @@ def _text(value: Mapping[str, Any]) -> str:
 def _escape(name: str, value: str) -> str:
     if not value:
         raise InvalidMessageError(
-            name, value, "is empty, which an attribute in AWS can't be", "leave it out"
+            name, value, "is empty, which AWS doesn't allow for attributes", "omit it"
         )
     return _ESCAPED.sub(_percent, value)
 

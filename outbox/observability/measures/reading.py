@@ -116,7 +116,7 @@ def attempt(
     except psycopg.errors.QueryCanceled:
         took = "" if patience is None else f" than {write_duration(patience)}"
         problem = unknown(
-            f"it took longer{took}",
+            f"took longer{took}",
             "wait until the server is less busy, or run pillarbox doctor",
         )
     except psycopg.errors.InsufficientPrivilege as caught:
@@ -136,8 +136,8 @@ def attempt(
     ) as caught:
         problem = error(
             f"part of the schema is missing: {caught.diag.message_primary}",
-            "pillarbox migrate  # if that changes nothing, it was dropped: run its"
-            " statement, which pillarbox migrate --sql prints, as the tables' owner",
+            "pillarbox migrate  # if the error remains, run the object's statement"
+            " from pillarbox migrate --sql, as the tables' owner",
         )
     except psycopg.Error as caught:
         if caught.sqlstate is None or connection.closed:

@@ -54,8 +54,8 @@ class PydanticValidator:
         loaded = self._load(payload, by_name=False)
         if self._has_aliases and self._dump(loaded) != self._dump(self.load(payload)):
             raise PayloadError(
-                "it names a field otherwise than by its alias; pass the model itself, "
-                "or model_dump(by_alias=True)"
+                "a field isn't named by its alias; pass the model itself, or"
+                " model_dump(by_alias=True)"
             )
 
     def _load(self, payload: bytes, *, by_name: bool) -> Any:
@@ -92,7 +92,7 @@ class PydanticValidator:
                 if alias != written:
                     problem = f"is written as {written!r} and read as {alias!r}"
                 elif [*fields, *read.values()].count(alias) > 1 + (alias == name):
-                    problem = f"has the alias {alias!r}, and another field has it, too"
+                    problem = f"shares the alias {alias!r} with another field"
                 else:
                     self._has_aliases |= alias != name
                     self._names |= {name, alias}

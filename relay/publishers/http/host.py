@@ -46,7 +46,7 @@ class Host:
         left = self._paused_until - time.monotonic()
         if left > 0:
             raise BrokerUnavailableError(
-                f"{self.name} requested a pause; {left:.0f} s of it remain"
+                f"{self.name} requested a pause: {left:.0f} s left"
             )
 
     def error(self) -> BrokerUnavailableError:
@@ -64,7 +64,7 @@ class Host:
         """Record a refusal; too many in a row make the host unavailable."""
         self._refusals += 1
         if self._refusals >= _MAX_REFUSALS:
-            self.lose(f"refuses one message after another: {reason}")
+            self.lose(f"keeps refusing messages: {reason}")
 
     def lose(self, reason: str) -> None:
         """Record that the host is unavailable."""

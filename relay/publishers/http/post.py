@@ -117,8 +117,8 @@ class Mailbox:
         if 300 <= status < 400:
             where = shorten(self._hide(response.headers.get("Location", "")))
             self._host.lose(
-                f"answers {status} to {where}, and redirects are not "
-                "followed: change the URL"
+                f"answers {status}, a redirect to {where}, which is not followed:"
+                " change the URL"
             )
             return None
         reason = storable(f"HTTP {status} {response.reason or ''}".rstrip()[:200])

@@ -162,8 +162,8 @@ class HttpPublisher:
             addresses = list(filter(is_public, addresses))
             if not addresses:
                 raise ConfigError(
-                    f"{self._name}: {private[0]} is not a public address; write "
-                    "allow_private=true if webhooks may go into your own network"
+                    f"{self._name}: {private[0]} is not a public address; add"
+                    " allow_private=true to allow webhooks into your own network"
                 )
         failure: OSError | None = None
         for address in addresses:

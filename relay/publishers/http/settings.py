@@ -91,13 +91,13 @@ class HttpSettings:
 def _secrets(variable: str | None) -> tuple[Secret, ...]:
     if not variable:
         raise ConfigError(
-            "broker URL: names no secret to sign with; write secret_env=THE_NAME of "
-            "the environment variable that holds it, or unsigned=true"
+            "broker URL: no secret to sign with; add secret_env=NAME, an environment"
+            " variable that holds the secret, or unsigned=true"
         )
     text = os.environ.get(variable)
     if text is None:
         raise ConfigError(
-            "broker URL option secret_env: names no environment variable that is set; "
-            "write the name of one that holds whsec_…, not the secret itself"
+            "broker URL option secret_env: no such environment variable is set; write"
+            " the name of one that holds whsec_…, not the secret itself"
         )
     return read_secrets(text)

@@ -107,9 +107,9 @@ class Layouts:
             self._waiting.pop(topic, None)
             return None
         return Nacked(
-            f"topic {shorten(topic)} was published in another number of shards: shards="
-            f"{self._of} waits until that is settled; on stream {stream!r}, "
-            f"{', '.join(waits_for)} still has some",
+            f"topic {shorten(topic)} waiting for its messages in another number of"
+            f" shards to be settled before shards={self._of} applies; on stream"
+            f" {stream!r}, {', '.join(waits_for)} still has some",
             retry_after=_PAUSE,
         )
 
@@ -118,7 +118,7 @@ class Layouts:
             return Nacked(problem, permanent=True)
         if Shard.named(topic).of > 1:
             return Nacked(
-                f"topic {shorten(topic)}: is reserved for a shard of a topic",
+                f"topic {shorten(topic)}: reserved for a shard of a topic",
                 permanent=True,
             )
         streams = await self._capturing(topic)
@@ -134,9 +134,9 @@ class Layouts:
         retention = info["config"]["retention"]
         if self._of > 1 and retention == "interest":
             return Nacked(
-                f"stream {stream!r} has interest retention, so it would drop what is "
-                "published in a shard before its consumers know the shard: give it the "
-                "retention limits, or omit shards="
+                f"stream {stream!r} has interest retention and would drop messages of"
+                " a shard that no consumer reads yet: set its retention to limits, or"
+                " omit shards="
             )
         self._streams[topic] = stream, retention == "workqueue"
         return None

@@ -45,8 +45,8 @@ _NO_ACK: Final = (
     "has no_ack and never confirms a message: turn it off (nats stream edit --ack)"
 )
 _INTEREST: Final = (
-    "drops what is published to it while it has no consumer, and confirms it: start its"
-    " consumers first, or give it the retention limits"
+    "confirms and drops messages while it has no consumer: start its consumers first,"
+    " or set its retention to limits"
 )
 _logger = logging.getLogger(__name__)
 

@@ -153,7 +153,7 @@ def refusal_of(error: BaseException, what: str) -> Nacked | None:
         return None
     code = code_of(error)
     if code in MISSING:
-        return Nacked(f"there is no {what}: create it")
+        return Nacked(f"{what} doesn't exist: create it")
     if code in DENIED or code.startswith("KMS"):
         return Nacked(f"AWS forbids {what}: {error}")
     return Nacked(f"AWS refused it: {error}", permanent=code in _FOR_EVER)

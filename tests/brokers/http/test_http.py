@@ -229,7 +229,7 @@ async def test_a_postponed_message_holds_back_its_key_but_not_the_host(
         assert answer.retry_after == timedelta(seconds=90)
     assert answers[6:] == [
         Acked(),
-        Nacked("it waits behind a refused message of its key"),
+        Nacked("waiting behind a refused message of its key"),
     ]
 
 

@@ -49,7 +49,7 @@ class TestHttp(BrokerFaults):
         self.hook.close()
         self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=3)
-        assert "refuses one message after another: HTTP 503" in relay.log()
+        assert "keeps refusing messages: HTTP 503" in relay.log()
         assert self.inspection.unsettled()
         # Up to four refusals in a row are charged to their messages.
         charged = self.inspection.charged()

@@ -87,12 +87,12 @@ async def test_a_host_that_refuses_everything_gets_no_more_requests(
     target.script = script
     batch = numbered(400, keys=100)
     async with HttpPublisher.from_url(target.url("max_connections=8")) as publisher:
-        with pytest.raises(BrokerUnavailableError, match="one message after another"):
+        with pytest.raises(BrokerUnavailableError, match="keeps refusing messages"):
             await publisher.publish(batch)
         assert len(target.arrivals) < 20
         target.arrivals.clear()
         target.most_at_once = 0
-        with pytest.raises(BrokerUnavailableError, match="one message after another"):
+        with pytest.raises(BrokerUnavailableError, match="keeps refusing messages"):
             await publisher.publish(batch)
         assert len(target.arrivals) <= 3
         assert target.most_at_once == 1

@@ -46,7 +46,7 @@ async def test_users_with_the_documented_rights_publish_and_read(
     async with KafkaPublisher(relay) as publisher:
         (refused,) = await publisher.publish([message])
     assert isinstance(refused, Nacked)
-    with pytest.raises(ConfigError, match="grant this user the right to read it"):
+    with pytest.raises(ConfigError, match="grant this user read access"):
         async with KafkaSource(reader, consumer=group, topics=[topic]):
             pass
 

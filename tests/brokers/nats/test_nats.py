@@ -227,7 +227,7 @@ async def test_a_stream_that_drops_messages_without_a_consumer_is_reported_at_th
     url = private_nats.url
     await make_stream(url, "EVENTS", "events.>", retention="interest")
     async with NatsPublisher(url + options):
-        assert "stream 'EVENTS' drops what is published" in caplog.text
+        assert "stream 'EVENTS' confirms and drops messages" in caplog.text
     caplog.clear()
     async with (
         NatsSource(url, consumer="billing", topics=["events.*"]),

@@ -331,7 +331,7 @@ async def test_in_a_work_queue_another_layout_waits_for_what_nobody_has_read(
     ("subjects", "retention", "remedy"),
     [
         (["goods.x"], "limits", "add 'goods.x.*' to its subjects"),
-        (["goods.>"], "interest", "give it the retention limits"),
+        (["goods.>"], "interest", "set its retention to limits"),
     ],
 )
 async def test_a_stream_that_would_lose_shards_is_refused_with_the_remedy(

@@ -698,9 +698,9 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [
-        ("direct=true", "direct: leave it out"),
-        ("inbox=true", "inbox: leave it out.* run the version before this one"),
-        ("unsubscribed=drop", "unsubscribed: leave it out.* readers add .* --discard"),
+        ("direct=true", "direct: omit it"),
+        ("inbox=true", "inbox: omit it.* run the previous version"),
+        ("unsubscribed=drop", "unsubscribed: omit it.* readers add .* --discard"),
     ],
 )
 def test_a_former_option_is_refused_with_the_remedy(option: str, remedy: str) -> None:

@@ -104,7 +104,9 @@ async def test_a_relay_to_its_own_outbox_is_refused_with_the_remedy(
         file = tmp_path / "url"
         file.write_text(broker)
         broker = FileUrl.read("PILLARBOX_BROKER_URL_FILE", str(file))
-    with pytest.raises(ConfigError, match="own database, which consumers read without"):
+    with pytest.raises(
+        ConfigError, match="own database, whose consumers need no relay"
+    ):
         await Relay(database_url, publisher_of(broker), broker=broker).run()
 
 
@@ -113,7 +115,9 @@ async def test_a_dead_letter_is_not_appended_to_its_own_outbox(
 ) -> None:
     give_up(database_url, Message("orders", b""))
     retrier = PublishingRetrier(database_url, lambda: publisher_of(database_url))
-    with pytest.raises(ConfigError, match="own database, which consumers read without"):
+    with pytest.raises(
+        ConfigError, match="own database, whose consumers need no relay"
+    ):
         await retry(retrier)
 
 

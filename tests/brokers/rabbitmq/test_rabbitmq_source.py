@@ -295,7 +295,7 @@ async def test_a_queue_that_rabbitmq_4_limits_is_reported_and_ours_is_not(
         assert not ours.abilities.warnings()
     async with source(rabbitmq_url, older) as existing:
         (warning,) = existing.abilities.warnings()
-    assert f"queue '{older}' has no x-delivery-limit" in warning
+    assert f"queue '{older}' lacks x-delivery-limit" in warning
 
 
 async def test_what_is_returned_30_times_is_lost_only_where_it_was_reported(

@@ -89,7 +89,7 @@ async def test_another_layout_waits_until_groups_have_settled_what_the_last_one_
             (answer,) = await publisher.publish(numbered(1))
             assert isinstance(answer, Nacked)
             assert answer.retry_after is not None
-            assert f"group billing has settled what {last[0]} held" in answer.reason
+            assert f"group billing to settle its messages in {last[0]}" in answer.reason
             # What comes later is another relay's, with keys of its own.
             async with RedisPublisher(sharded(redis_url, before)) as other:
                 assert await other.publish(numbered(1)) == [Acked()]
@@ -107,7 +107,9 @@ async def test_a_group_that_has_not_found_a_shard_yet_is_waited_for(
         await publish(sharded(redis_url, 2), *numbered(1))
         async with RedisPublisher(redis_url) as publisher:
             (answer,) = await publisher.publish(numbered(1))
-            assert "group billing has settled what orders.shard-" in str(answer)
+            assert "group billing to settle its messages in orders.shard-" in str(
+                answer
+            )
             settle(client, "billing", read(client, "billing", *shards(2)))
             assert await publisher.publish(numbered(1)) == [Acked()]
 
@@ -150,7 +152,7 @@ async def test_what_a_relay_published_to_the_last_layout_since_is_waited_for(
             assert await new.publish([first]) == [Acked()]
             assert await old.publish([other]) == [Acked()]
             (answer,) = await new.publish([other])
-            assert "group billing has settled what orders held" in str(answer)
+            assert "group billing to settle its messages in orders" in str(answer)
             assert await new.publish([first]) == [Acked()]
             monkeypatch.setattr(publishing, "_SILENCE", 0.0)
             assert await new.publish([first]) != [Acked()]

@@ -70,7 +70,7 @@ async def test_a_missing_queue_is_named_and_holds_back_only_its_key(
         answers = await publisher.publish(batch)
         assert answers == [
             Nacked(f"there is no queue {missing}: create it"),
-            Nacked("it waits behind a refused message of its key"),
+            Nacked("waiting behind a refused message of its key"),
             Acked(),
         ]
         await aws.create_queue(missing)

@@ -62,7 +62,7 @@ async def test_a_hanging_handler_does_not_keep_the_process_from_exiting(
     assert process.wait() == 0, process.log()
     abandoned = re.search("WARNING HandlersAbandoned (.*)", process.log())
     assert abandoned is not None
-    assert re.match(r"consumer=\S+ handlers=1 remedy='let the handlers", abandoned[1])
+    assert re.match(r"consumer=\S+ handlers=1 remedy='make the handlers", abandoned[1])
     assert site.effects() == []
     assert site.unacked() == 1
 
@@ -101,13 +101,13 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "words"),
     [
-        ("shop_app:broken", [], "should be a Consumer"),
+        ("shop_app:broken", [], "must be a Consumer"),
         ("shop_app:fail", [], "'fail' raised LookupError: no such setting"),
         (CONSUMER, ["--wait=0s"], "can't read the inbox"),
         (CONSUMER, ["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole"),
         (CONSUMER, ["--queue=batch=two"], "weight 'two' is not a whole number"),
         (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
-        (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler is registered"),
+        (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler uses this queue"),
         (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
         (CONSUMER, ["--processes=0"], "--processes 0: must be at least 1"),
         (CONSUMER, ["--processes=two"], "'--processes': 'two' is not a valid int"),

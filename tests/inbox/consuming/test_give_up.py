@@ -132,7 +132,7 @@ async def test_a_redaction_that_fails_hides_the_whole_error_and_ends_no_process(
         database_url, source, handle, retry=QUICK, redact=redact
     ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
-    left_out = f"left out: redact raised {said}"
+    left_out = f"omitted: redact raised {said}"
     assert given_up.reason == left_out
     assert {event.reason for event in events.of(HandlerFailed)} == {left_out}
     query = "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"

@@ -61,7 +61,7 @@ async def test_after_repeated_failures_a_check_decides_until_one_succeeds() -> N
             await asyncio.wait({writing}, timeout=0.01)
     # A check reports nothing until several attempts have failed in a row.
     assert 0 < len(told) <= 3
-    assert set(told) == {"outcomes can't be written: away"}
+    assert set(told) == {"can't record outcomes: away"}
     await outcomes.check()
     outcomes.close()
     await writing

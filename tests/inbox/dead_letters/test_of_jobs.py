@@ -73,7 +73,7 @@ async def test_a_cancel_during_a_retry_discards_the_dead_letter(
         assert await cancel(url, message, "--reason", why) == 0
         assert await retrying is Outcome.SKIPPED
         assert await retrier.retry(candidate) is Outcome.SKIPPED
-    reason = f"its job was cancelled: {why}"[:4096]
+    reason = f"the job was cancelled: {why}"[:4096]
     assert statuses_and_reasons(url) == [("DISCARDED", reason)]
     assert states(url, "inbox") == [("DISCARDED", 0, "refused")]
     assert job_of(url)[0] == "cancelled"
@@ -89,7 +89,7 @@ async def test_a_crash_between_cancel_and_discard_is_completed_by_the_next_retry
     assert await cancel(url, message, "--consumer", "reports") == 0
     async with slow.consumer.retrier() as retrier:
         assert await retrier.retry(await first_of(retrier)) is Outcome.SKIPPED
-    assert statuses_and_reasons(url) == [("DISCARDED", "its job was cancelled")]
+    assert statuses_and_reasons(url) == [("DISCARDED", "the job was cancelled")]
     assert slow.calls == []
 
 

@@ -130,6 +130,6 @@ async def test_sessions_of_two_databases_are_refused(
     ):
         executor = make_executor((both[0], elsewhere), "billing", 1)
 
-        with pytest.raises(ConfigError, match="for different databases"):
+        with pytest.raises(ConfigError, match="different databases"):
             await executor.probe()
         await executor.close()

@@ -31,7 +31,7 @@ def test_the_url_of_the_engine_is_converted_for_libpq(given: str, wanted: str) -
 
 
 def test_a_missing_engine_or_one_of_another_database_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the engine of sessions is not known"):
+    with pytest.raises(ConfigError, match="the database is unknown"):
         database_url(sessionmaker())
     with pytest.raises(ConfigError, match="scheme 'sqlite'"):
         database_url(sessionmaker(create_engine("sqlite://")))

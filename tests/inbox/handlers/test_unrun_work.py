@@ -85,7 +85,7 @@ async def test_work_that_a_handler_returns_is_a_failure(
     async with consuming(database_url, source, handler, terms, retry=QUICK) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
     assert events.of(MessageHandled) == []
-    assert f"returned its work instead of doing it ({returned})" in given_up.reason
+    assert f"returned a {returned} that" in given_up.reason
     assert receipts(database_url) == []
 
 
@@ -94,7 +94,7 @@ async def test_an_idempotent_handler_that_returns_its_work_has_failed(
 ) -> None:
     handle: Any = idempotent(consumer="billing")(returns_coroutine)
     async with async_sessions_of(database_url) as sessions:
-        with pytest.raises(ConfigError, match="returned its work"):
+        with pytest.raises(ConfigError, match="returned a "):
             async with sessions.begin() as session:
                 await handle(session, MESSAGE)
     assert receipts(database_url) == []

@@ -51,7 +51,7 @@ async def test_a_job_cancelled_before_it_arrives_never_starts(
     message = Message(TOPIC, b"")
     assert await cancel(url, message, "--consumer", "reports") == 0
     said = capsys.readouterr().err
-    assert "pillarbox: consumer 'reports' has no job for it yet" in said
+    assert "pillarbox: consumer 'reports' has no job for this message yet" in said
     assert await asyncio.to_thread(main, ["jobs", "--database", url]) == 0
     header, line = capsys.readouterr().out.splitlines()
     assert header.split()[0] == "state"
@@ -109,7 +109,9 @@ async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
 ) -> None:
     message = Message(TOPIC, b"")
     assert await cancel(url, message) == 2
-    assert "no consumer has a job for it; if the message" in capsys.readouterr().err
+    assert (
+        "no consumer has a job with this id; if the message" in capsys.readouterr().err
+    )
 
     add_job(url, message, "success", consumer="done", finished_at="now()")
     assert await cancel(url, message) == 1
@@ -123,7 +125,10 @@ async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
 
     add_job(url, message, consumer="prints")
     assert await cancel(url, message) == 2
-    assert "prints, reports have a job for it; choose" in capsys.readouterr().err
+    assert (
+        "prints, reports each have a job with this id; choose"
+        in capsys.readouterr().err
+    )
     assert await cancel(url, message, "--consumer", "prints") == 0
 
 

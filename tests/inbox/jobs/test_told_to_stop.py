@@ -108,7 +108,7 @@ async def test_a_handler_that_ends_after_its_time_limit_is_timed_out(
         url, Message(TOPIC, b""), handler, time_limit=BRIEFLY
     ) as events:
         (given_up,) = await events.wait_for(MessageDeadLettered)
-    assert "took longer than its time limit" in given_up.reason
+    assert "exceeded its time limit" in given_up.reason
     # A checkpoint can be saved even then.
     assert job_of(url) == ["timed_out", 3, 3, given_up.reason, True, {"page": 3}]
     assert (effects(url), receipts(url)) == ([], 0)

@@ -151,8 +151,8 @@ async def leaves_its_work(session: AsyncSession, message: Message) -> Any:
         (exits, "the handler raised SystemExit"),
         (exits_in_a_task, "the handler raised SystemExit"),
         (stops, "the handler raised StopIteration"),
-        (generates, "returned its work instead of doing it (generator)"),
-        (leaves_its_work, "returned its work instead of doing it (coroutine)"),
+        (generates, "returned a generator that nobody would run"),
+        (leaves_its_work, "returned a coroutine that nobody would run"),
     ],
 )
 async def test_a_handler_that_exits_or_leaves_its_work_is_answered_with_500(

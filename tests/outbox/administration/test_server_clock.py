@@ -132,12 +132,12 @@ def test_what_a_wrong_clock_dropped_is_too_old(url: str, clock: ServerClock) -> 
     with pytest.raises(UpkeepError, match="is behind now"):
         run_upkeep(url)
 
-    with pytest.raises(MessageTooOldError, match="by a clock that was ahead"):
+    with pytest.raises(MessageTooOldError, match="because a clock was ahead"):
         handle(url, handled)
     with (
         sessions_of(url) as sessions,
         sessions() as session,
-        pytest.raises(MessageTooOldError, match="by a clock that was ahead"),
+        pytest.raises(MessageTooOldError, match="because a clock was ahead"),
     ):
         record_receipts(session, [handled], "billing")
     with pytest.raises(psycopg.errors.CheckViolation, match="not_forgotten_"):

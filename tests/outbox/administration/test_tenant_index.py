@@ -69,7 +69,7 @@ def test_one_that_was_interrupted_is_reported_and_finished(
             with pytest.raises(psycopg.errors.UniqueViolation):
                 execute(database_url, create.format("UNIQUE ", index, day, "tenant"))
     (found,) = [it for it in doctor(database_url)[1] if it["check"] == "schema"]
-    assert "message_tenant_idx is not finished" in found["finding"]
+    assert "message_tenant_idx is incomplete" in found["finding"]
     assert found["remedy"].endswith(" --tenants")
 
     with administration(database_url, application_name="test") as connection:

@@ -69,7 +69,7 @@ def test_on_a_server_without_pg_cron_any_scheduler_can_run_the_upkeep(
             migrate(bare.url)
         status, (found,) = ask(bare.url, capsys)
         assert status == 1
-        assert found["remedy"].endswith("every hour, by any scheduler")
+        assert found["remedy"].endswith("every hour from any scheduler")
         paste(bare.url, found["remedy"])
         assert ask(bare.url, capsys) == (0, [])
 

@@ -342,7 +342,7 @@ def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
     assert run(database_url, "retry", "--topic=*") == 2
     said = capsys.readouterr().err
     assert "no broker given" in said
-    assert "add --consumer MODULE:NAME" in said
+    assert "pass --consumer MODULE:NAME" in said
 
     assert run(database_url, "retry", "--topic=*", "--broker=redis://127.0.0.1:1") == 2
     printed = capsys.readouterr()

@@ -95,9 +95,9 @@ def test_messages_are_cancelled_and_the_trace_says_by_whom_and_why(
     unknown = str(uuid7())
     assert change(database_url, "cancel", ids[0], str(due.id), unknown) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{ids[0]} was cancelled before: nothing was changed",
+        f"{ids[0]} was already cancelled: nothing was changed",
         f"{due.id} is due, or was not scheduled: ready at main",
-        f"{unknown}: there is no message with this id",
+        f"{unknown}: no message has this id",
     ]
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["trace", ids[0], "--database", url]) == 0
@@ -116,8 +116,8 @@ def test_a_message_is_moved_and_nothing_is_changed_if_it_can_not_be(
     insert(database_url, message)
     id = str(message.id)
     for options, problem in {
-        (): "give --to MOMENT or --in DURATION",
-        ("--to", "2026-01-31T14:00Z", "--in", "2h"): "not both",
+        (): "pass either --to MOMENT or --in DURATION",
+        ("--to", "2026-01-31T14:00Z", "--in", "2h"): "pass either",
         ("--to", "2h"): "is past",
         ("--to", "2020-01-31T14:00Z"): "--in 0s publishes it now",
         ("--to", "tomorrow"): "with its time zone",
@@ -129,7 +129,7 @@ def test_a_message_is_moved_and_nothing_is_changed_if_it_can_not_be(
 
     assert change(database_url, "move", id, "--in", "2h") == 0
     (_, (new, state)) = execute(database_url, STATES)
-    said = f"{id} is cancelled, and {new} has its content\n"
+    said = f"{id} is cancelled, and {new} replaces it\n"
     assert (capsys.readouterr().out, state) == (said, "scheduled")
     assert change(database_url, "move", id, "--in", "2h") == 1
     assert "nothing was changed" in capsys.readouterr().out

@@ -27,6 +27,7 @@ from tests.fixtures import positions
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.family import RECEIVE, handle
 from tests.fixtures.positions import defer, publish, replay
+from tests.fixtures.presence import record_process
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 
@@ -187,6 +188,29 @@ def test_a_dead_letter_of_a_consumer_is_shown_until_it_is_discarded(
     # The receipt written by the discard does not count as handled.
     assert life.handlings[0].what == "discarded"
     assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
+
+
+def test_only_failures_of_its_own_key_or_topic_are_shown(database_url: str) -> None:
+    mine, same_key, other = (
+        Message("orders.paid", b"", key="k"),
+        Message("refunds", b"", key="k"),
+        Message("mails", b"", key="x"),
+    )
+    insert(database_url, mine, same_key, other)
+    reasons = {
+        "topic": f"orders.paid {other.id}: no",
+        "key": f"refunds {same_key.id}: no",
+        "other": f"mails {other.id}: no",
+        "gone": f"mails {Message('t', b'').id}: no",
+        "broker": "connection refused",
+    }
+    for name, reason in reasons.items():
+        values = {"failing": timedelta(minutes=1), "reason": reason}
+        record_process(database_url, "consumer", name, **values)
+
+    found = trace(database_url, mine.id)
+
+    assert {it.name for it in found.failing} == {"topic", "key", "broker"}
 
 
 def test_an_unfinished_start_and_a_job_are_shown(

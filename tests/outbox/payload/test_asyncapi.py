@@ -272,7 +272,7 @@ def test_references_are_compared_by_what_they_lead_to() -> None:
 def test_a_message_that_is_gone_is_found() -> None:
     (old,) = documents(TEXT)
     new = document("d", "1", [MessageSchema("t", 2, TEXT, is_received=True)])
-    assert compare(old, new) == ["t.v1: is gone"]
+    assert compare(old, new) == ["t.v1: was removed"]
 
 
 def test_the_command_prints_a_document_and_compares_with_an_earlier_one(

@@ -145,8 +145,8 @@ def test_a_codec_is_found_by_module_and_name() -> None:
         ("codec", "write module:name"),
         ("no.such:codec", "No module named 'no' in"),
         ("examples.sealed.aes_gcm:nothing", "'nothing' is not in examples"),
-        ("examples.sealed.aes_gcm:AesGcm", "should be an object with name, encode"),
-        ("os:sep", "is a str, and should be an object with name, encode and decode"),
+        ("examples.sealed.aes_gcm:AesGcm", "must be an object with name, encode"),
+        ("os:sep", "must be an object with name, encode and decode, not a str"),
     ):
         with pytest.raises(ConfigError, match=problem):
             load_codec(path)

@@ -223,7 +223,7 @@ def test_the_doctor_names_a_foreign_session_and_counts_our_locks(
         said = findings(database_url, capsys)["error"]
 
         assert f"pid {pid} (role mallory, application 'just looking'" in said
-        assert f"holds {len(counted)} of our advisory locks" in said
+        assert f"holds {len(counted)} of pillarbox's advisory locks" in said
         assert f"SELECT pg_terminate_backend({pid});" in said
         mallory.execute("SELECT pg_advisory_unlock_all()")
 

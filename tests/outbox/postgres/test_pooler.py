@@ -28,8 +28,8 @@ from tests.fixtures.sessions import execute
 from tests.fixtures.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
-REFUSAL = "a pooler in transaction mode is in between"
-REMEDY = "give the URL of PostgreSQL itself, or of a pool in session mode"
+REFUSAL = "connects through a pooler in transaction mode"
+REMEDY = "use the URL of PostgreSQL itself, or of a pool in session mode"
 STATE = """
 SELECT (SELECT count(*) FROM outbox.partitions('outbox.message')),
        (SELECT array_agg(p ORDER BY parent_table) FROM outbox.partition_policy p),

@@ -37,7 +37,7 @@ def test_problems_come_first_with_their_remedies(database_url: str) -> None:
     text = shown(overview(database_url))
     assert "All well" not in text
     assert "no space" in text
-    assert "1 pending dead letter of the outbox" in text
+    assert "1 pending dead letter in the outbox" in text
     assert "pillarbox dead-letters list --side outbox" in text
     assert "no relay is running" in text
     assert "None is running." in text
@@ -70,8 +70,8 @@ def test_relays_and_consumers_are_shown_with_what_they_fail_at(
     assert re.search(r"billing 1 3 wait", text)
     assert "mail not running" in text
     assert "redis://broker/0 stands by for a, b" in text
-    assert re.search(r"reports on host 7 has failed for 3m: KeyError: no", text)
-    assert "if the reason names a message, its handler fails" in text
+    assert re.search(r"reports on host 7 has been failing for 3m: KeyError: no", text)
+    assert "if the reason names a message, run pillarbox trace" in text
     assert re.search(r"reports host 7 \S+ ago redis://broker/0 0 4 since 3m", text)
 
 

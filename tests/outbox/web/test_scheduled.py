@@ -47,7 +47,7 @@ def test_a_message_is_cancelled_and_who_asked_is_recorded(database_url: str) -> 
         browser.get("/scheduled")
         browser.post("/scheduled/move", id=id, why="", to=f"{DUE:%Y-%m-%dT%H:%M}")
         assert browser.status == 400
-        assert "was cancelled before: nothing was changed" in shown(browser.text)
+        assert "was already cancelled: nothing was changed" in shown(browser.text)
         browser.get("/scheduled")
         browser.post("/scheduled/cancel", id="7")
         assert browser.status == 400
