@@ -66,7 +66,7 @@ def show(url: str, broker: str, *, orders: int, web: int | None) -> int:
     migrate(url, with_cron=cron, partman_schema="partman" if partman else None)
     say(
         "schema     migrated: outbox, inbox, daily partitions by "
-        + ("pg_partman" if partman else "pillarbox: there is no pg_partman")
+        + ("pg_partman" if partman else "pillarbox, without pg_partman")
         + (", upkeep by pg_cron" if cron else "; pg_cron does not run in this database")
     )
     with engine.begin() as connection:

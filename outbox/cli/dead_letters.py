@@ -308,7 +308,7 @@ def _candidates(chosen: Sequence[_Found], table: _Table) -> list[Candidate]:
 
 
 def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
-    """Return the sides that can be retried, and warn why the other one is left out.
+    """Return the sides that can be retried, and warn why the other one is skipped.
 
     Raises:
         ConfigError: neither side can be retried, or the chosen one can't.
@@ -319,7 +319,7 @@ def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
     if not able:
         raise ConfigError("; ".join(reasons))
     for reason in reasons:
-        warn(f"left out: {reason}")
+        warn(f"skipped {reason}")
     return able
 
 

@@ -140,7 +140,7 @@ def _rate(rate: Rate) -> str:
     text = write_rate(rate.per_second)
     if rate.median is not None and rate.slow is not None:
         half, most = brief_duration(rate.median), brief_duration(rate.slow)
-        text += f", half within {half}, 95 % within {most}"
+        text += f", p50 {half}, p95 {most}"
     if rate.dead_lettered:
         text += f", dead letters {write_rate(rate.dead_lettered)}"
     return text
@@ -201,7 +201,7 @@ def _write_consumers(overview: Overview) -> None:
             "consumer",
             "replicas",
             "handles",
-            "95 % within",
+            "p95",
             "waiting",
             "oldest",
             "jobs queued",
@@ -270,11 +270,11 @@ def _write_upkeep(upkeep: Upkeep | None) -> None:
     if upkeep is None:
         return
     if upkeep.succeeded_at is None or upkeep.age is None:
-        text = "has not succeeded yet"
+        text = "has never succeeded"
     else:
         text = f"succeeded {write_duration(upkeep.age)} ago"
     if upkeep.next_at is not None:
         text += f"; next at {upkeep.next_at:%R} UTC, by pg_cron"
     elif upkeep.late_at is not None:
-        text += f"; late if not again by {upkeep.late_at:%R} UTC"
+        text += f"; next run due by {upkeep.late_at:%R} UTC"
     write_line(f"upkeep     {text}")

@@ -137,7 +137,7 @@ def _write_trace(found: Trace) -> None:
             _write_life(life)
             for it in found.failing:
                 if it.failing_since is not None:
-                    since = f"fails since {write_moment(it.failing_since)}"
+                    since = f"has been failing since {write_moment(it.failing_since)}"
                     write_line(f"{it.name} on {it.host} {since}: {it.reason}")
                 if running := it.running(datetime.now(UTC)):
                     write_line(f"{it.name} on {it.host}: {running}")
@@ -208,7 +208,9 @@ def _state(life: Life) -> str:
     text = life.state.replace("_", " ")
     is_done = life.state in (State.PUBLISHED, State.HANDLED)
     if is_done and life.added_at and life.published_at:
-        text += f" after {brief_duration(life.published_at - life.added_at)}"
+        due = next((it.available_at for it in life.envelopes if it.available_at), None)
+        took = brief_duration(life.published_at - (due or life.added_at))
+        text += f" {took} after it was due" if due else f" after {took}"
     if life.replays:
         text += f", replayed {count(life.replays, 'time')}"
     return text
@@ -249,4 +251,4 @@ def _life_as_json(life: Life) -> dict[str, Any]:
 
 def _write_unknown(unknown: Sequence[str]) -> None:
     if unknown:
-        write_line("", "Unknown:", *(f"- {text}" for text in unknown))
+        write_line("", "Not recorded here:", *(f"- {text}" for text in unknown))

@@ -92,6 +92,6 @@ def test_the_rate_comes_from_the_latest_positions(
     out = capsys.readouterr().out
     (line,) = [it for it in out.splitlines() if it.startswith("published")]
     assert re.fullmatch(
-        r"published  0.2/s, half within \S+, 95 % within \S+ in the last 5m",
+        r"published  0.2/s, p50 \S+, p95 \S+ in the last 5m",
         line,
     )

@@ -1,6 +1,7 @@
 """`pillarbox trace`: the life of a message as text and as JSON."""
 
 import json
+import re
 
 import pytest
 
@@ -9,8 +10,10 @@ from pillarbox.outbox.cli.main import main
 from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.acceptance.relays import as_role
 from tests.fixtures.family import handle, insert_family
+from tests.fixtures.positions import publish
 from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.relay import insert
+from tests.fixtures.sessions import execute
 
 NASTY = 'email."]\x1b[31m\u202e'
 
@@ -22,6 +25,24 @@ def family(database_url: str) -> list[Message]:
 
 def run(url: str, *arguments: str) -> int:
     return main(["trace", *arguments, "--database", as_role(url, "pillarbox_monitor")])
+
+
+def test_a_scheduled_message_counts_from_the_moment_it_was_due(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = Message("orders.placed", b"")
+    insert(database_url, message)
+    execute(
+        database_url,
+        "UPDATE outbox.message SET created_at = created_at - interval '1 minute',"
+        " available_at = created_at - interval '1 second'",
+    )
+    publish(database_url)
+
+    assert run(database_url, str(message.id)) == 0
+
+    line = capsys.readouterr().out.splitlines()[1]
+    assert re.fullmatch(r"published [12]\S* after it was due", line), line
 
 
 def test_the_answer_comes_first_then_the_steps_then_the_tree(
