@@ -85,8 +85,7 @@ AFTER_THE_REVISION: Final = [
 ]
 """The statements that run while the tables are locked."""
 LONGEST_WAIT: Final = 1.0
-"""Seconds, on a machine that does much else; some 20 ms on one that does nothing else.
-What ran meanwhile is asserted exactly."""
+"""Seconds; 0.26 were seen at a load of 20. What ran meanwhile is asserted exactly."""
 _HANDLED: Final = (
     "SELECT count(DISTINCT (consumer, key)) FROM app.effect"
     " WHERE topic = 'orders.placed' AND number > %s AND release = %s"
