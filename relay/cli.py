@@ -155,8 +155,8 @@ def relay(
         bool,
         typer.Option(
             "--from-now",
-            help="Begin with what commits from now on, if this is the first relay of "
-            "main; by default the messages that are there are published, too.",
+            help="Start with new messages, if this is the first relay of main; by "
+            "default, earlier ones are published, too.",
         ),
     ] = False,
     wait: Wait = None,

@@ -151,7 +151,7 @@ class _Play:
             await self._watch(lambda p: p.shipping > orders * 3 // 5)
             with Session(self._engine) as session, session.begin():
                 session.query(Outage).delete()
-            say("  ☀ the ledger is back: billing recovers, its dead letters remain")
+            say("  ☀ the ledger is up again; the dead letters of billing remain")
             await self._watch(lambda p: p.settled and not placing.is_alive())
         say()
         which = ("--side", "inbox", "--tenant", self._tenant)

@@ -39,8 +39,8 @@ class Pause:
     def remedy(self) -> str:
         """The command that ends it."""
         options = (("--consumer", self.consumer), ("--topic", self.topic))
-        given = [f"{name} {for_shell(it)}" for name, it in options if it is not None]
-        return f"pillarbox resume {' '.join(given)}"
+        given = [f" {name} {for_shell(it)}" for name, it in options if it is not None]
+        return "pillarbox resume" + "".join(given)
 
 
 def list_pauses(connection: AdministrationConnection) -> tuple[Pause, ...]:

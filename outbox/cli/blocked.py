@@ -45,9 +45,9 @@ app = new_app()
 
 @command(
     app,
-    epilog="Messages of brokers wait in the consumer, which records how many keys they "
-    "block, and the one that has failed for longest. A consumer is shown in the "
-    "database of its handlers.",
+    epilog="Over brokers, blocked keys are held in the consumer, which reports their "
+    "number and the oldest failure. A consumer is shown in the database of its "
+    "handlers.",
 )
 def blocked(
     *,
@@ -108,7 +108,7 @@ def _write(
     if found.keys or found.without_key or running:
         write_line(f"{name}: {found.summary}")
     else:
-        write_line(f"{name}: no key is blocked, and no refused message waits")
+        write_line(f"{name}: no blocked keys and no refused messages")
     if found.oldest:
         write_table(
             _COLUMNS,

@@ -122,7 +122,7 @@ ConsumerPath: TypeAlias = Annotated[
     typer.Option(
         "--consumer",
         metavar="MODULE:NAME",
-        help="Where the Consumer is whose handlers are called for retries.",
+        help="The Consumer whose handlers run the retries.",
     ),
 ]
 

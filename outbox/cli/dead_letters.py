@@ -158,7 +158,7 @@ def _list(
     if json:
         write_json([it.table.as_json(it.letter) for it in newest_first])
     else:
-        _write(newest_first)
+        _write(newest_first, are_of_several=len({it.database for it in tables}) > 1)
 
 
 @command(app)
@@ -277,7 +277,7 @@ def retry(
                 if ids or retriers[it.table.side].origin in {None, it.letter.origin}
             ][:limit]
             if dry_run:
-                _write(chosen)
+                _write(chosen, are_of_several=False)
                 return None
             with progress(len(chosen)) as show_progress:
                 done = count(1)
@@ -331,7 +331,7 @@ def _open_tables(
     roles = " and ".join(_ROLES[side.schema] for side in sides)
     rights = f"GRANT {roles} TO its role; pillarbox_monitor is enough to list them"
     if len(sides) > 1:
-        rights += "; --side outbox or --side inbox leaves the other side out"
+        rights += "; --side outbox or --side inbox skips the other side"
     with opened_all(databases, "dead letters", rights=rights) as opened:
         yield [
             _Table(name, it, DeadLetterTable(connection, it.schema, it.on_discard))
@@ -386,13 +386,10 @@ def _status(text: str) -> Status | None:
 def _check_choice(ids: Sequence[str] | None, *, filtered: bool) -> None:
     """Refuse to select all dead letters unless a filter says so."""
     if bool(ids) == filtered:
-        raise ConfigError(
-            "which dead letters? give ids, or a filter, and not both; --topic '*' "
-            "selects all"
-        )
+        raise ConfigError("pass ids or a filter; --topic '*' selects all")
 
 
-def _write(found: Sequence[_Found]) -> None:
+def _write(found: Sequence[_Found], *, are_of_several: bool) -> None:
     if not found:
         write_line("no dead letters")
         return
@@ -403,7 +400,7 @@ def _write(found: Sequence[_Found]) -> None:
             (
                 it.letter.id,
                 now - it.letter.created_at,
-                f"{it.table.database} {it.table.side.schema}",
+                f"{it.table.database} " * are_of_several + it.table.side.schema,
                 it.letter.status,
                 it.letter.topic,
                 it.letter.key,

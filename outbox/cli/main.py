@@ -42,8 +42,8 @@ _PANELS: Final = {
         "migrate": "Create or update the schema.",
         "doctor": "Check the schema, its upkeep and the server; name a remedy for each "
         "finding.",
-        "status": "Show whether all is well, and what waits, fails and runs, on one "
-        "screen.",
+        "status": "Show whether all is well: lag, failures and processes of each "
+        "database.",
         "partitions": "Show partitions: past, today, premade, and any that retention "
         "is holding.",
         "retention": "Show how long each table keeps its rows, or set it.",

@@ -34,12 +34,12 @@ app = new_app()
 @command(
     app,
     epilog="Exit status: 0 all well, 1 warnings, 3 errors, 4 no error, but a part "
-    "couldn't be measured, 2 nothing could be measured. What waits for a consumer is "
-    "shown if it reads the outbox; other brokers know what waits there. A consumer is "
-    "shown in the database of its handlers.",
+    "couldn't be measured, 2 nothing could be measured. Lag is shown for consumers "
+    "that read the outbox; for others, see their broker. A consumer is shown in the "
+    "database of its handlers.",
 )
 def status(*, database: Databases = None, json: Json = False) -> int:
-    """Show whether all is well, and what waits, fails and runs, in each database."""
+    """Show whether all is well: lag, failures and processes of each database."""
     read: list[tuple[Overview, tuple[Finding, ...]]] = []
     with opened_all(database, "status") as databases:
         for name, connection in databases.items():
@@ -200,9 +200,9 @@ def _write_consumers(overview: Overview) -> None:
         (
             "consumer",
             "replicas",
-            "handles",
+            "handled",
             "p95",
-            "waiting",
+            "lag",
             "oldest",
             "jobs queued",
             "running",

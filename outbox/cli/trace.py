@@ -132,7 +132,7 @@ def _write_trace(found: Trace) -> None:
         case Found.NOT_FOUND:
             write_line(f"{life.id}: not found in any of the databases")
         case Found.NOT_KNOWABLE:
-            write_line(f"{life.id}: not found, but it is unknown whether it exists")
+            write_line(f"{life.id}: not found; its day may have been dropped")
         case Found.FOUND:
             _write_life(life)
             for it in found.failing:
@@ -145,7 +145,7 @@ def _write_trace(found: Trace) -> None:
                 write_line("")
                 draw(_tree(found))
             if found.is_cut:
-                write_line("… more: --limit raises how many are read")
+                write_line("… more: raise --limit")
     _write_unknown(found.unknown)
 
 

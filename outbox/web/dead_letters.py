@@ -142,8 +142,8 @@ async def show_letter(request: Request) -> Response:
         if row is None:
             raise HTTPException(
                 404,
-                f"{side}.dead_letter has no row {id}. It may have been dropped with "
-                "its day, or the id belongs to the other side.",
+                f"{side}.dead_letter has no row {id}. Its partition may have been "
+                "dropped, or the id is of the other side.",
             )
         *summary, version, priority, content_type, is_readable = row
         letter = Summary.of(summary)
@@ -229,8 +229,8 @@ def why_hidden(viewer: Viewer, table: str, *, is_readable: bool) -> str:
     """Return why contents may not be shown, and what to do; empty if they may."""
     if not viewer.sees_payloads:
         return (
-            f"{viewer.name} may not see them: the word payloads is missing in the line "
-            "of this viewer in the token file."
+            f"{viewer.name} may not see them: add the word payloads to this viewer's "
+            "line in the token file."
         )
     if not is_readable:
         return (

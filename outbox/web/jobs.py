@@ -51,7 +51,7 @@ async def cancel(request: Request) -> Response:
     try:
         id = UUID(text)
     except ValueError:
-        raise ConfigError("no job was chosen: use a button of the list") from None
+        raise ConfigError("no job selected: use a button in the list") from None
     check_text("consumer", consumer)
     reason = f"cancelled by {viewer.name}"
     await frame.store.run(

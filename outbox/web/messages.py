@@ -181,7 +181,7 @@ def _contents(
     databases: Databases, life: Life, frame: Frame, viewer: Viewer
 ) -> Contents:
     if not life.envelopes:
-        return Contents(hidden="The message is in no table any more.")
+        return Contents(hidden="The message no longer exists.")
     envelope = life.envelopes[0]
     connection = databases[envelope.database]
     row = connection.execute(
@@ -197,7 +197,7 @@ def _contents(
         prepare=False,
     ).fetchone()
     if content is None:
-        return Contents(hidden="The message was dropped while this page was read.")
+        return Contents(hidden="The message was dropped meanwhile.")
     content_type, headers, payload = content
     return show(content_type, headers, bytes(payload), None, frame.settings.redact)
 

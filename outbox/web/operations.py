@@ -291,7 +291,7 @@ async def ask(request: Request) -> Response:
     plan = _seal(frame_of(request), kind, selection, expected)
     if not hmac.compare_digest(plan.encode(), form.get("plan", "").encode()):
         raise ConfigError(
-            "plan: this isn't what a dry run counted; begin on the page of dead letters"
+            "plan: not the result of a dry run; start again on the page of dead letters"
         )
     await request.app.state.runner.start(
         kind, selection, reason, viewer.name, int(expected)

@@ -60,7 +60,7 @@ def test_no_key_is_listed_when_none_is_blocked(
     insert(database_url, Message("orders", b"", key="k"))
     assert main(["blocked", "--database", database_url]) == 0
     said = capsys.readouterr().out
-    assert said.endswith(": no key is blocked, and no refused message waits\n")
+    assert said.endswith(": no blocked keys and no refused messages\n")
     assert main(["blocked", "--limit", "0", "--database", database_url]) == 2
 
 

@@ -163,7 +163,7 @@ async def test_dead_letters_of_other_consumers_are_left_alone(
     assert await retry(consumer.retrier()) == Counter()
     ((created_at,),) = execute(url, "SELECT created_at FROM inbox.dead_letter")
     async with consumer.retrier() as retrier:
-        with pytest.raises(ConfigError, match="dead-lettered by consumer:shipping"):
+        with pytest.raises(ConfigError, match="belongs to consumer:shipping"):
             await retrier.retry(Candidate(id, created_at))
 
 

@@ -87,9 +87,9 @@ FOUND = {
 
 
 REFUSED = {
-    "discard --reason r": "which dead letters?",
+    "discard --reason r": "pass ids or a filter",
     "discard --topic=* --reason ' '": "--reason is empty",
-    f"discard {NOBODY} --topic=* --reason r": "a filter, and not both",
+    f"discard {NOBODY} --topic=* --reason r": "pass ids or a filter",
     "list --since 1": "'--since': '1': write a moment",
     "list --limit 0": "'--limit': 0 is not in the range x>=1",
 }
@@ -283,7 +283,7 @@ def test_without_a_side_commands_apply_to_both_sides(
     ]
     assert run(monitor, "list", "--limit=1") == 0
     _, row = capsys.readouterr().out.splitlines()
-    assert row.split()[2:4] == [database_url.rpartition("/")[2], "inbox"]
+    assert row.split()[2] == "inbox"
     assert run(database_url, "export") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [it["side"] for it in lines] == ["outbox", "inbox"]

@@ -27,7 +27,8 @@ def status(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     url = as_role(url, "pillarbox_monitor")
     main(["status", "--json", "--database", url])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["databases"]
+    assert isinstance(found, dict)
     return found
 
 

@@ -88,9 +88,8 @@ def test_blocked_keys_are_listed_for_each(
 
     first, second = run("blocked").splitlines()[:2]
 
-    assert first == f"{name_of(database_url)}: no key is blocked, and no refused " + (
-        "message waits"
-    )
+    name = name_of(database_url)
+    assert first == f"{name}: no blocked keys and no refused messages"
     assert second.startswith(f"{name_of(other_url)}: 2 blocked keys")
     assert [it["keys"] for it in as_json(run, "blocked")] == [0, 2]
 

@@ -50,7 +50,7 @@ def test_messages_are_found_by_topic_key_tenant_and_state(
 def test_a_message_that_no_table_has_is_not_found(database_url: str) -> None:
     with browsing(as_role(database_url, "pillarbox_monitor")) as browser:
         nowhere = shown(browser.get(f"/message?id={Message('t', b'').id}"))
-        assert (browser.status, "No table has it" in nowhere) == (404, True)
+        assert (browser.status, "Not found" in nowhere) == (404, True)
         foreign = browser.get("/message?id=order-17")
         assert "inbox.foreign_receipt" in shown(foreign)
         gone = browser.get("/message?id=01600000-0000-7000-8000-000000000000")

@@ -287,7 +287,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"why": "x" * 2049}, "at most 2048"),
     ({"why": "\0"}, "without NUL characters"),
     ({"why": "w", "kind": "delete"}, "use retry, discard"),
-    ({"why": "w", "until": ""}, "isn't what a dry run counted"),
+    ({"why": "w", "until": ""}, "not the result of a dry run"),
     ({"why": "w", "until": "soon"}, "until 'soon'"),
 ]
 
@@ -312,7 +312,7 @@ def test_only_what_a_dry_run_counted_is_carried_out(database_url: str) -> None:
             plan(browser, "discard", topic="a")
             browser.post("/operations/ask", why="w", **changed)
             assert (changed, browser.status) == (changed, 400)
-        assert "isn't what a dry run counted" in shown(browser.text)
+        assert "not the result of a dry run" in shown(browser.text)
     assert operations(database_url) == []
 
 

@@ -40,7 +40,7 @@ def test_problems_come_first_with_their_remedies(database_url: str) -> None:
     assert "1 pending dead letter in the outbox" in text
     assert "pillarbox dead-letters list --side outbox" in text
     assert "no relay is running" in text
-    assert "None is running." in text
+    assert "No processes are running." in text
     text = shown(overview(as_role(database_url, "pillarbox_relay")))
     assert "lacks privileges" in text, "of a role that can't read every part"
 

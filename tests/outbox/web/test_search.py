@@ -27,7 +27,7 @@ def test_an_id_or_its_beginning_leads_to_the_message_or_the_dead_letter(
             assert (part, "Message" in text, "orders" in text) == (part, True, True)
             assert "Life" in text
         assert "Dead-lettered by" in browser.get(f"/search?q={str(letter)[:8]}")
-        assert "No table has it" in browser.get(f"/search?q={uuid7()}")
+        assert "Not found" in browser.get(f"/search?q={uuid7()}")
         assert browser.status == 404
 
 
@@ -39,19 +39,19 @@ def test_a_key_a_topic_or_a_tenant_leads_to_its_messages_and_dead_letters(
     message = Message(values["topic"], 1, key=values["key"], tenant=values["tenant"])
     insert(database_url, message)
     with browsing(database_url) as browser:
-        assert "1 message that match" in shown(browser.get(f"/search?q={values[name]}"))
+        assert "1 message found" in shown(browser.get(f"/search?q={values[name]}"))
         give_up(database_url, message)
         text = browser.get(f"/search?q={values[name]}")
         assert f"{name}: 1 messages" in text
         assert f"{name}: 1 dead letters" in text
         browser.get(f"/search?q={HOSTILE}")
         assert "<img" not in browser.text
-        assert "Nothing has this id" in browser.text
+        assert "No matches." in browser.text
 
 
 def test_an_address_that_names_no_message_says_what_is_wrong(database_url: str) -> None:
     with browsing(database_url) as browser:
-        assert "isn&#39;t a UUID" in browser.get("/messages/zzz")
+        assert "not a UUID" in browser.get("/messages/zzz")
         assert browser.status == 400
         assert "There is no page /nowhere" in browser.get("/nowhere")
         message = Message("orders", 1)
