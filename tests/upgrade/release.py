@@ -12,7 +12,7 @@ from typing import Final
 from tests.fixtures.processes import ROOT
 from tests.install.wheel import build, copy_source
 
-FIRST: Final = "e1c0fe4f47999c8f6a7da5fa16d9e6f5e2b05b26"
+FIRST: Final = "d949e1a0f1e7cbf150a6db48d0417de66bae8e81"
 """The last release, until there is a tag: the newest commit of main that has changed a
 revision of the schema. Who changes one before the first tag moves this on."""
 _REVISION: Final = '''\
