@@ -83,6 +83,9 @@ def read_page(
     with connection.cursor(row_factory=dict_row) as cursor:
         values = {"max_rows": _MOST_ROWS, **_LOCK}
         rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
+        if any(row["is_lost"] for row in rows):
+            # Or it ended between the snapshot of its row and the look at the locks.
+            rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
     return {"operations": rows, "most": _MOST_ROWS}
 
 

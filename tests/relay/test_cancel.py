@@ -66,7 +66,7 @@ async def test_a_cancelled_message_is_not_published_when_it_is_due(
     message, publisher = soon(key="k"), ScriptedPublisher()
     if not is_claimed:
         # No claim has read it when it is cancelled, nor when it is due.
-        message = soon(seconds=0.5, key="k")
+        message = soon(seconds=2, key="k")
         insert(database_url, message)
         assert cancelled(database_url, message) == Cancelled()
         await until(database_url, IS_DUE, [(True,)])
@@ -108,8 +108,8 @@ async def test_a_cancelled_message_is_ended_even_if_its_first_claim_withholds_it
 ) -> None:
     refused = Message("refused", b"", key="k")
     insert(database_url, refused)
-    defer(database_url, "refused", seconds=2)
-    message = replace(soon(seconds=0.3, key="k"), payload=b"x" * 2000)
+    defer(database_url, "refused", seconds=4)
+    message = replace(soon(seconds=2, key="k"), payload=b"x" * 2000)
     insert(database_url, message)
     assert cancelled(database_url, message) == Cancelled()
     await until(database_url, IS_DUE, [(True,)])
@@ -129,7 +129,7 @@ async def test_a_cancelled_message_is_ended_even_if_its_first_claim_withholds_it
 async def test_a_first_claim_holds_what_a_transaction_may_cancel(
     database_url: str, end: str
 ) -> None:
-    message, publisher = soon(seconds=0.5, key="k"), ScriptedPublisher()
+    message, publisher = soon(seconds=2, key="k"), ScriptedPublisher()
     insert(database_url, message, Message("next", b"", key="k"))
     with psycopg.connect(conninfo(database_url)) as connection:
         assert cancel(connection, message.id) == Cancelled()
@@ -246,7 +246,7 @@ async def test_no_reader_gets_a_cancelled_message_not_even_one_added_later(
 
 
 async def test_a_cancelled_message_can_not_be_replayed(database_url: str) -> None:
-    message = soon(seconds=0.5)
+    message = soon(seconds=2)
     insert(database_url, message)
     assert cancelled(database_url, message) == Cancelled()
     publisher = ScriptedPublisher()
@@ -261,7 +261,7 @@ async def test_a_cancelled_message_can_not_be_replayed(database_url: str) -> Non
 async def test_a_day_with_a_cancelled_message_that_was_ended_holds_nothing(
     database_url: str,
 ) -> None:
-    message = soon(seconds=0.5)
+    message = soon(seconds=2)
     insert(database_url, message)
     assert cancelled(database_url, message) == Cancelled()
     async with running(database_url, ScriptedPublisher()):
