@@ -88,7 +88,7 @@ clock: packages $(READY) ## Run the database's tests at other hours and on odd d
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages jars $(READY) ## Run the tests that break things, in their full numbers
-	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant" --full $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant or long" --full $(ARGS)
 
 mutants: packages $(READY) ## Put faults into the code and show which no test finds (ARGS="--seed 2")
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -84,7 +84,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out variants without --full, and spread the long modules.
+    """Leave out variants and long tests without --full, and spread long modules.
 
     On servers without pg_partman, tests that name it are left out, too.
     """
@@ -93,18 +93,22 @@ def pytest_collection_modifyitems(
         items[:] = [item for item in items if item not in set(about_it)]
         config.hook.pytest_deselected(items=about_it)
     if not config.getoption("--full"):
-        variants = [item for item in items if item.get_closest_marker("variant")]
-        items[:] = [item for item in items if item not in set(variants)]
-        config.hook.pytest_deselected(items=variants)
+        left = [
+            it
+            for it in items
+            if {"variant", "long"} & {m.name for m in it.iter_markers()}
+        ]
+        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=left)
         if hasattr(config, "workeroutput"):
-            config.workeroutput["variants"] = len(variants)
+            config.workeroutput["left_out"] = len(left)
     spread_long_modules(config, items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Store how many tests a worker left out, which pytest-xdist doesn't show."""
-    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("variants", 0)
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_terminal_summary(
@@ -112,7 +116,9 @@ def pytest_terminal_summary(
 ) -> None:
     """Print how many tests were left out."""
     if left_out := config.stash.get(_left_out, 0):
-        terminalreporter.line(f"{left_out} variants not run: add --full, or make fault")
+        terminalreporter.line(
+            f"{left_out} variants and long tests not run: add --full, or make fault"
+        )
 
 
 def spread_long_modules(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -124,7 +124,7 @@ def page_for(operator: Operator) -> Document:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_services_can_be_run_as_the_page_says(operator: Operator) -> None:
     for example in page_for(operator):

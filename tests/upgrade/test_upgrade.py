@@ -255,7 +255,7 @@ def test_the_revisions_of_the_last_release_stay_as_they_are() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_upgrade_under_load_and_its_rollback_lose_double_and_block_nothing(
     system: System, cluster: Cluster, last: Release, following: Release
