@@ -46,9 +46,12 @@ def _run_all() -> None:
         return
     with _transaction(_LONG if is_printed or is_theirs else LOCK_TIMEOUT):
         _upgrade()
-        if is_printed:
+        # A first installation holds nobody up; in two parts, processes that start in
+        # between would find tables for which they lack the privileges.
+        is_whole = is_printed or any(not step.down_revision_ids for step in _applied)
+        if is_whole:
             _complete()
-    if not is_printed:
+    if not is_whole:
         with _transaction(_LONG if is_theirs else LOCK_TIMEOUT):
             _complete()
     if not _options["with_cron"]:

@@ -148,8 +148,8 @@ class Registration:
     def _refuse_other_kind(self, record: ReaderRecord) -> None:
         if self.own == DIRECT != record.broker:
             raise ConfigError(
-                f"reader={self.name}: already used by relays, for"
-                f" {record.broker or 'their broker'}; give the consumer another name"
+                f"reader={self.name}: already used by relays, which publish to"
+                f" {record.broker or 'a broker'}; give the consumer another name"
             )
         if record.broker == DIRECT != self.own:
             raise ConfigError(

@@ -81,11 +81,11 @@ def read_page(
     """Read the operations, the newest first."""
     del query
     with connection.cursor(row_factory=dict_row) as cursor:
-        values = {"max_rows": _MOST_ROWS, **_LOCK}
-        rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
+        listing = load("outbox", "list_operations"), {"max_rows": _MOST_ROWS, **_LOCK}
+        rows = cursor.execute(*listing).fetchall()
         if any(row["is_lost"] for row in rows):
             # Or it ended between the snapshot of its row and the look at the locks.
-            rows = cursor.execute(load("outbox", "list_operations"), values).fetchall()
+            rows = cursor.execute(*listing).fetchall()
     return {"operations": rows, "most": _MOST_ROWS}
 
 

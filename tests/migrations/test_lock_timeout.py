@@ -51,7 +51,7 @@ def test_a_lock_that_another_session_holds_ends_a_migration_and_nothing_changes(
             MigrationError, match=r"waiting for a lock: another.*try again"
         ) as refused:
             migrate_for_a_week(url)
-        found = re.search(r"by (SELECT .*);", str(refused.value))
+        found = re.search(r"with (SELECT .*), and try again", str(refused.value))
         assert found is not None
         holders = [pid for pid, *_ in execute(url, found[1])]
         assert holder.info.backend_pid in holders

@@ -307,7 +307,7 @@ def test_only_an_operator_drops_readers(
     with administration(database_url, application_name="test") as connection:
         assert [it.dropped_at for it in list_readers(connection)] == [None] * 3
     assert drop(as_role(database_url, "pillarbox_operator")) == 0
-    assert "billing is dropped; 1 message not" in capsys.readouterr().out
+    assert "billing was dropped with a backlog of 1 message" in capsys.readouterr().out
 
 
 def test_a_reader_is_added_for_a_role_that_exists(

@@ -663,16 +663,20 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
             ):
                 pass
 
-    await refuse("main", r"reader=main: belongs to relays, .* give the consumer an")
+    await refuse(
+        "main", r"reader=main: already used by relays, .* give the consumer an"
+    )
     add_consumer(database_url, "audit", broker="redis://a")
-    await refuse("audit", r"reader=audit: belongs to relays, .*publish to redis://a/0")
+    await refuse(
+        "audit", r"reader=audit: already used by relays, .*publish to redis://a/0"
+    )
     with administration(database_url, application_name="test") as connection:
         add_reader(connection, "ignored", ["old"], discard=True)
         for name in ("main", "audit"):
             drop_reader(connection, name)
     await refuse("ignored", "reader=ignored: exists, and discards its messages")
-    await refuse("audit", "reader=audit: belongs to relays")
-    await refuse("main", "reader=main: belongs to relays")
+    await refuse("audit", "reader=audit: already used by relays")
+    await refuse("main", "reader=main: already used by relays")
     with (
         administration(database_url, application_name="test") as connection,
         pytest.raises(ConfigError, match="reader=main: belongs to relays"),
@@ -691,7 +695,7 @@ async def test_names_of_relays_readers_and_of_consumers_are_kept_apart(
                 broker="redis://a",
                 switch_broker=switch,
             )
-            with pytest.raises(ConfigError, match="reader=billing: belongs to the con"):
+            with pytest.raises(ConfigError, match="billing: already used by the con"):
                 await relay.run()
 
 

@@ -69,7 +69,7 @@ async def test_a_missing_queue_is_named_and_holds_back_only_its_key(
     async with SqsPublisher.from_url(shared_sqs.url()) as publisher:
         answers = await publisher.publish(batch)
         assert answers == [
-            Nacked(f"there is no queue {missing}: create it"),
+            Nacked(f"queue {missing} doesn't exist: create it"),
             Nacked("waiting behind a refused message of its key"),
             Acked(),
         ]

@@ -77,7 +77,7 @@ async def test_a_message_that_used_up_the_starts_of_its_policy_is_dead_lettered(
             (given_up,) = await events.wait_for(MessageDeadLettered)
             await events.wait_for(MessageHandled)
     assert given_up.attempts == 2
-    assert given_up.reason == "was started 2 times and never finished"
+    assert given_up.reason == "started 2 times and never finished"
     assert called == ["common"]
 
 

@@ -73,7 +73,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered_after_its_start
     add_job(database_url, message, "in_progress", 3)
     async with running_job(database_url, message, refuse) as events:
         await events.wait_for(MessageDeadLettered)
-    reason = "was started 3 times and never finished"
+    reason = "started 3 times and never finished"
     assert job_of(database_url)[:2] == ["failure", 3]
     assert "started 3 times" in job_of(database_url)[3]
     assert dead_letters(database_url) == [("PENDING", 3, reason)]

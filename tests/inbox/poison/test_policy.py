@@ -280,7 +280,7 @@ async def test_a_message_that_used_up_its_starts_is_dead_lettered_and_not_starte
     async with consuming(database_url, source, never, retry=QUICK) as events:
         await events.wait_for(MessageDeadLettered)
 
-    reason = "was started 3 times and never finished"
+    reason = "started 3 times and never finished"
     assert letters(database_url) == [(str(message.id), 3, reason)]
     assert (source.acked, starts(database_url)) == ([message], {})
 

@@ -255,6 +255,8 @@ async def test_a_statement_without_an_answer_ends_its_session(
         database_url, application_name="test", answer_limit=0.2
     ) as connection:
         await connection.execute("SELECT 1")
-        with pytest.raises(DatabaseUnavailableError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(
+            DatabaseUnavailableError, match=r"no answer from the database within 0\.2 s"
+        ):
             await connection.execute("SELECT pg_sleep(60)")
         assert connection.closed
