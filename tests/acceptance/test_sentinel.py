@@ -45,6 +45,7 @@ class TestAFailover:
         self.group.wait_until_promoted()
         self.expect_each_once()
 
+    @pytest.mark.long
     def test_of_a_frozen_master_loses_nothing_although_it_comes_back(self) -> None:
         self.begin_with_traffic()
         self.group.master.freeze()
