@@ -108,7 +108,9 @@ class History:
             self._before[key] = process.counters
             is_new = self.since is not None and process.since > self._at
             if key in before or is_new:
-                self._count(minute, process, before.get(key, {}))
+                # Those of a process of another version may have another form.
+                with suppress(AttributeError, TypeError, ValueError):
+                    self._count(minute, process, before.get(key, {}))
         minute.backlog.clear()
         self._wait(minute, "", overview.outbox)
         for consumer in overview.consumers:

@@ -69,6 +69,17 @@ def history() -> History:
     return History(cast("Any", None))
 
 
+@pytest.mark.parametrize("odd", [["orders"], {"orders": 1}, {"orders": [1, 2]}])
+def test_counters_of_another_form_are_left_out_and_others_are_counted(
+    history: History, odd: Any
+) -> None:
+    sound = {"orders": [0, 0, buckets()]}, {"orders": [60, 0, buckets(fast=60)]}
+    for seconds, counters in zip((0, 30), sound, strict=True):
+        strange = process(odd, name="strange", host="other")
+        history.add(overview(seconds, strange, process(counters)))
+    assert values(history)["Handled"][-1] == 2.0
+
+
 def test_the_rates_are_those_since_the_last_measurement(history: History) -> None:
     assert history.charts("") == []
     history.add(overview(0, process({"a": [500, 10, buckets(fast=500)]})))
