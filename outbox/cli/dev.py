@@ -28,8 +28,8 @@ from pillarbox.outbox.dev.project import Project
 from pillarbox.outbox.dev.server import Server, choose_server
 from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError, OutboxError
 from pillarbox.outbox.gather import gather
+from pillarbox.outbox.observability.endpoints import INHERITED, address_of
 from pillarbox.outbox.postgres.connection import conninfo
-from pillarbox.outbox.testing.lifetime import free_port
 from pillarbox.outbox.url import without_password
 
 _TICK: Final = 0.1
@@ -119,8 +119,8 @@ async def _run(
     for number in _STOPS:
         loop.add_signal_handler(number, stop)
     environment = {DATABASE_VARIABLE: url, BROKER_VARIABLE: broker or url}
-    with suppress(asyncio.CancelledError):
-        async with Parts(environment) as parts:
+    with suppress(asyncio.CancelledError), _listen() as page:
+        async with Parts(environment, sockets=[page]) as parts:
             started = []
             if server is not None:
                 say("dev", f"starting {server.name}")
@@ -132,7 +132,7 @@ async def _run(
             await _migrate(parts, url)
             is_own = server is not None
             more, reloaded = await _start(
-                parts, project, url, broker, consumer, is_own=is_own
+                parts, project, page, url, broker, consumer, is_own=is_own
             )
             ends = [_raise_end(part) for part in [*started, *more]]
             if reloaded:
@@ -158,6 +158,7 @@ async def _migrate(parts: Parts, url: str) -> None:
 async def _start(
     parts: Parts,
     project: Project,
+    page: socket.socket,
     url: str,
     broker: str | None,
     consumer: str | None,
@@ -168,8 +169,7 @@ async def _start(
 
     Returns what it started, and the commands to reload: they import the consumer.
     """
-    page = f"127.0.0.1:{_page_port()}"
-    lines = [f"page      http://{page}/login#{project.token}"]
+    lines = [f"page      http://{address_of(page)}/login#{project.token}"]
     if broker is not None:
         lines.insert(0, f"broker    {without_password(broker)}")
     if is_own:
@@ -178,7 +178,9 @@ async def _start(
         lines.append(f"data      {project.folder} (empty it with --reset)")
     else:
         lines.insert(0, f"database  {without_password(url)}")
-    web = ["web", "--listen", page, "--tokens", str(project.tokens)]
+    # It accepts connections although the page restarts.
+    inherited = f"{INHERITED}{page.fileno()}"
+    web = ["web", "--listen", inherited, "--tokens", str(project.tokens)]
     if consumer is not None:
         lines.append(f"consumer  {consumer}, reloaded when a file changes")
         web += ["--consumer", consumer]
@@ -229,11 +231,12 @@ async def _wait_for(database: Part, url: str) -> None:
     raise _ended(database)
 
 
-def _page_port() -> int:
-    """Return the page's usual port, or a free one if that is in use."""
-    with socket.socket() as probe:
-        in_use = probe.connect_ex(("127.0.0.1", _PAGE_PORT)) == 0
-    return free_port() if in_use else _PAGE_PORT
+def _listen() -> socket.socket:
+    """Listen on the page's usual port, or on a free one if that is in use."""
+    try:
+        return socket.create_server(("127.0.0.1", _PAGE_PORT))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
 
 
 def _ended(part: Part) -> OutboxError:

@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from typing import Any, Final, Self, TypeAlias
 
 from pillarbox.outbox.errors import OutboxError
@@ -78,12 +79,18 @@ class Parts:
         environment: variables of every process.
         show: is given the name of a process and each line that it prints; prints them
             by default.
+        sockets: those that pillarbox's own commands inherit.
     """
 
     def __init__(
-        self, environment: Mapping[str, str], show: Show | None = None
+        self,
+        environment: Mapping[str, str],
+        show: Show | None = None,
+        *,
+        sockets: Collection[socket] = (),
     ) -> None:
         self._show = show or say
+        self._pass_fds = [it.fileno() for it in sockets]
         self._environment = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
         self._running: list[tuple[Part, signal.Signals]] = []
         self._watchdog: Process
@@ -116,7 +123,7 @@ class Parts:
 
     async def pillarbox(self, name: str, *arguments: str) -> Part:
         """Start one of pillarbox's own commands."""
-        return await self.start(name, *PILLARBOX, *arguments)
+        return await self.start(name, *PILLARBOX, *arguments, pass_fds=self._pass_fds)
 
     async def run(self, *arguments: str) -> None:
         """Run one of pillarbox's own commands to its end.

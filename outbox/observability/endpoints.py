@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pillarbox.outbox.observability.http_server import Handler
 
 FORMS: Final = "8080, :8080, 127.0.0.1:8080, [::1]:8080, localhost:8080"
+INHERITED: Final = "fd://"
+"""Before the number of a listening socket that the parent process has opened."""
 
 _ADDRESS: Final = re.compile(
     r"(?:(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):)?(?P<port>[0-9]+)", re.ASCII
@@ -23,12 +25,16 @@ _MAX_PORT: Final = 65535
 def listen(address: str) -> socket.socket:
     """Open a socket that listens on `PORT`, `:PORT`, `HOST:PORT` or `[IPV6]:PORT`.
 
-    Without a host, it listens on all IPv4 and IPv6 addresses.
+    Without a host, it listens on all IPv4 and IPv6 addresses. `fd://3` is a socket that
+    the process has inherited.
 
     Raises:
         ConfigError: the text has none of these forms, or the process can't listen on
             the address.
     """
+    number = address.removeprefix(INHERITED)
+    if number != address and number.isdecimal():
+        return _inherited(address, int(number))
     found = _ADDRESS.fullmatch(address.strip())
     if found is None or int(found["port"]) > _MAX_PORT:
         raise ConfigError(f"listen={address}: not an address; write one of {FORMS}")
@@ -49,6 +55,15 @@ def listen(address: str) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"listen={address}: {error}; choose a free port on an address of this host"
+        ) from error
+
+
+def _inherited(address: str, number: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=number)
+    except OSError as error:
+        raise ConfigError(
+            f"listen={address}: {error}; pass the number of an inherited socket"
         ) from error
 
 

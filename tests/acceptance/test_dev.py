@@ -8,7 +8,6 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import psycopg
@@ -138,14 +137,6 @@ def project() -> Iterator[Path]:
         folder.chmod(0o755)
         (folder / "app.py").write_text(APP)
         yield folder
-
-
-@pytest.fixture(autouse=True)
-def only_one() -> Iterator[None]:
-    """Two that look for a free port at once would both take the page's usual one."""
-    with (Path(tempfile.gettempdir()) / "pillarbox-test-dev.lock").open("w") as file:
-        flock(file, LOCK_EX)
-        yield
 
 
 @pytest.fixture(scope="module")

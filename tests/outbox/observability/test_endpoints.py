@@ -1,5 +1,6 @@
 """The addresses on which processes listen."""
 
+import os
 import socket
 
 import pytest
@@ -24,9 +25,20 @@ def test_the_address_of_a_socket_can_be_listened_on_again() -> None:
             assert address_of(again) == address
 
 
+def test_an_inherited_socket_is_used_as_it_is() -> None:
+    with listen("127.0.0.1:0") as opened:
+        number = os.dup(opened.fileno())
+        with listen(f"fd://{number}") as inherited:
+            assert address_of(inherited) == address_of(opened)
+        # It is closed now.
+        with pytest.raises(ConfigError, match=rf"listen=fd://{number}: .*inherited"):
+            listen(f"fd://{number}")
+
+
 def test_an_invalid_address_or_that_of_another_host_is_refused() -> None:
     for text in (
         *("", "here", "here:", "::1:8080", "[::1]", "1.2.3.4:http", "a:b:1", "-1"),
+        *("fd://", "fd://x"),
     ):
         with pytest.raises(ConfigError, match=r"listen=.*not an address; write one"):
             listen(text)
