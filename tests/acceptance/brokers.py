@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 import confluent_kafka
-import pytest
 from redis import Redis
 
 from pillarbox.outbox.administration.connection import administration
@@ -27,6 +26,7 @@ from tests.fixtures.postgres import migrate_for_a_week, new_database
 from tests.fixtures.real_kafka import real_kafka
 from tests.fixtures.sessions import execute
 from tests.fixtures.sqs import Aws, account
+from tests.fixtures.variants import as_variant
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer, rabbitmq_server
 from tests.servers.redis import redis_server
@@ -189,11 +189,6 @@ BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
     "kafka": kafka,
     "sqs": sqs,
 }
-
-
-def as_variant(*parameters: object) -> Any:
-    """Return parameters whose test is a variant."""
-    return pytest.param(*parameters, marks=pytest.mark.variant)
 
 
 def plainly(*names: str) -> list[Any]:

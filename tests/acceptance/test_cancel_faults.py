@@ -13,6 +13,7 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.fixtures.relay import insert
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -40,7 +41,7 @@ def cancelled(url: str, messages: Sequence[Message]) -> set[UUID]:
     return done
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("fault", [as_variant("kill"), "freeze"])
 def test_what_was_cancelled_while_a_relay_was_gone_is_never_published(
     fault: str, relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:

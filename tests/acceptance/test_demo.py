@@ -16,8 +16,8 @@ from examples.shop.brokers import broker as chosen
 from pillarbox import Message
 from pillarbox.inbox.demo.orders import TENANT_VARIABLE, TOPIC, is_ours
 from pillarbox.outbox.errors import ConfigError
-from tests.acceptance.brokers import as_variant
 from tests.fixtures.processes import ROOT
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 
 BY_DEFAULT, *OTHERS = NAMES

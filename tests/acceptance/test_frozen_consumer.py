@@ -8,13 +8,14 @@ import psycopg
 import pytest
 
 from pillarbox import Message
-from tests.acceptance.brokers import Broker, as_variant
+from tests.acceptance.brokers import Broker
 from tests.acceptance.counter import TOPIC
 from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
 from tests.fixtures.relay import insert
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
@@ -28,7 +29,7 @@ SETTLING: Final = (
 
 
 @pytest.mark.parametrize(
-    "kind", ["postgres", "rabbitmq", *map(as_variant, ("redis", "nats"))]
+    "kind", ["postgres", *map(as_variant, ("rabbitmq", "redis", "nats"))]
 )
 def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,
@@ -76,7 +77,9 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
 
 
 @pytest.mark.parametrize("kind", ["postgres"])
-@pytest.mark.parametrize("logs", [False, True], ids=["a statement", "a transaction"])
+@pytest.mark.parametrize(
+    "logs", [as_variant(False), True], ids=["a statement", "a transaction"]
+)
 def test_of_two_processes_that_settle_the_same_messages_only_one_does(
     kind: str,
     logs: bool,

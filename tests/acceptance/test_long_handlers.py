@@ -12,6 +12,7 @@ from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import Processes, RunningProcess, command_line
 from tests.fixtures.relay import insert
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -130,7 +131,7 @@ async def test_a_job_of_a_killed_process_is_taken_over_after_its_lease(
     assert printers.reports() == [other.pid]
 
 
-@pytest.mark.parametrize("kind", ["printer", "stubborn"])
+@pytest.mark.parametrize("kind", [as_variant("printer"), "stubborn"])
 async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
     printers: Printers, kind: str
 ) -> None:

@@ -10,13 +10,14 @@ import pytest
 from pillarbox import Message
 from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
 from pillarbox.outbox.brokers.sqs.connection import resource_name
-from tests.acceptance.brokers import QUICK, as_variant, outbox
+from tests.acceptance.brokers import QUICK, outbox
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import Processes, command_line
 from tests.fixtures.relay import insert
 from tests.fixtures.sources import publish
 from tests.fixtures.sqs import Aws
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 from tests.servers.kafka import KafkaCluster
 from tests.servers.nats import NatsServer

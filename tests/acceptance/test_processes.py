@@ -22,6 +22,7 @@ from tests.fixtures.processes import RunningProcess
 from tests.fixtures.prometheus import scrape
 from tests.fixtures.sessions import execute
 from tests.fixtures.site import APP, Site
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = pytest.mark.fault
@@ -89,7 +90,7 @@ async def waiting_in_both(site: Site, *options: str) -> RunningProcess:
     return parent
 
 
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", ["redis", as_variant("postgres")])
 @pytest.mark.timeout(900)
 def test_processes_share_the_work_in_order_and_a_killed_one_is_replaced(
     kind: str,
@@ -135,7 +136,7 @@ def test_processes_share_the_work_in_order_and_a_killed_one_is_replaced(
     assert parent.log().count("ConsumerStopped") == 3
 
 
-@pytest.mark.parametrize("signal_all", [False, True])
+@pytest.mark.parametrize("signal_all", [as_variant(False), True])
 async def test_a_signal_drains_all_even_if_each_gets_it_too(
     signal_all: bool, site: Site
 ) -> None:

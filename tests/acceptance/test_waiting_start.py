@@ -27,6 +27,7 @@ from tests.fixtures.processes import (
 from tests.fixtures.proxy import MakeProxy, Proxy
 from tests.fixtures.sessions import execute
 from tests.fixtures.sqs import Aws
+from tests.fixtures.variants import in_turn
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisServer
@@ -193,7 +194,7 @@ def test_the_wait_can_be_limited(command: str, commands: Commands) -> None:
     assert "StartDelayed" not in process.log()
 
 
-@pytest.mark.parametrize("kind", ["database", *BROKERS])
+@pytest.mark.parametrize(("kind", "command"), in_turn(["database", *BROKERS], STARTED))
 def test_the_wait_ends_in_time_although_a_server_does_not_answer(
     kind: str,
     command: str,
@@ -268,8 +269,10 @@ def test_a_command_waits_until_the_database_accepts_writes(
     process.wait_for_log(STARTED[command])
 
 
-@pytest.mark.parametrize("kind", ["relay", "consume", "consume with a source"])
-@pytest.mark.parametrize("system", BROKERS)
+@pytest.mark.parametrize(
+    ("kind", "system"),
+    in_turn(["relay", "consume", "consume with a source"], BROKERS),
+)
 def test_a_command_waits_for_its_broker(
     kind: str,
     system: str,

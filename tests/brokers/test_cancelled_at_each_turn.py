@@ -23,6 +23,7 @@ from pillarbox.relay.publishers.http import HttpPublisher
 from tests.fixtures.adapters import adapters_of
 from tests.fixtures.http import Target
 from tests.fixtures.sqs import fresh
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 
 
@@ -97,13 +98,15 @@ def call(request: pytest.FixtureRequest) -> Call:
 @pytest.mark.parametrize(
     "call",
     [
-        "http_publisher",
-        *("kafka_publisher", "kafka_source"),
-        *("nats_publisher", "nats_source"),
-        *("postgres_publisher", "postgres_source"),
-        *("rabbitmq_publisher", "rabbitmq_source"),
-        *("redis_publisher", "redis_source"),
-        *("sqs_publisher", "sns_source"),
+        *("http_publisher", "kafka_source", "nats_source", "postgres_publisher"),
+        *("rabbitmq_publisher", "redis_source"),
+        *map(
+            as_variant,
+            (
+                *("kafka_publisher", "nats_publisher", "postgres_source"),
+                *("rabbitmq_source", "redis_publisher", "sqs_publisher", "sns_source"),
+            ),
+        ),
     ],
     indirect=True,
 )

@@ -11,15 +11,11 @@ from pillarbox import Message
 from pillarbox.outbox.lane import Priority
 from tests.fixtures.adapters import Adapters, adapters_of
 from tests.fixtures.consumers import consuming
+from tests.fixtures.variants import as_variant
 
 READ_AHEAD = (
-    "memory",
-    "redis",
-    "rabbitmq",
-    "rabbitmq in shards",
-    "nats",
-    "kafka",
-    "postgres",
+    *("redis", "rabbitmq", "nats", "kafka", "postgres"),
+    *map(as_variant, ("memory", "rabbitmq in shards")),
 )
 BULK = 5000
 URGENT = 10

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 import yaml
 
-from tests.acceptance.brokers import as_variant
 from tests.containers.engine import DOCKER, Project, docker, run, running_project
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 from tests.fixtures.web import Browser
 

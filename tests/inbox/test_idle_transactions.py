@@ -135,8 +135,9 @@ async def test_a_session_terminated_while_its_connection_is_open_has_failed(
     assert "max_idle=1s" in failed.reason
 
 
-@pytest.mark.parametrize("driver", [*EVERY_DRIVER, *POOLS])
-@pytest.mark.parametrize("terms", [{}, {"batch": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("driver", "terms"), in_turn([*EVERY_DRIVER, *POOLS], [{}, {"batch": 2}])
+)
 async def test_each_call_that_outlives_the_idle_limit_is_an_attempt_that_names_it(
     terms: dict[str, Any], driver: str, url: str
 ) -> None:

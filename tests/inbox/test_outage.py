@@ -40,6 +40,7 @@ from tests.fixtures.readers import add_consumer
 from tests.fixtures.relay import insert
 from tests.fixtures.sessions import execute
 from tests.fixtures.urls import with_options
+from tests.fixtures.variants import in_turn
 from tests.fixtures.waiting import answer_after
 
 MOST_PROBES = 15
@@ -102,8 +103,10 @@ async def test_during_an_outage_messages_do_not_reconnect_one_by_one(
     assert events.of(HandlerFailed) == []
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "async pool"])
-@pytest.mark.parametrize("fault", ["refuse", "stall"])
+@pytest.mark.parametrize(
+    ("driver", "fault"),
+    in_turn(["psycopg", "asyncpg", "async pool"], ["refuse", "stall"]),
+)
 async def test_an_idle_consumer_notices_that_its_database_is_unavailable(
     database_url: str,
     proxy: MakeProxy,

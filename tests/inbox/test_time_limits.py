@@ -95,8 +95,7 @@ TERMINATE = """
 """
 
 
-@pytest.mark.parametrize("driver", FUNCTIONS)
-@pytest.mark.parametrize("terms", TERMS, ids=str)
+@pytest.mark.parametrize(("driver", "terms"), in_turn(FUNCTIONS, TERMS))
 async def test_each_call_of_a_function_that_loses_its_connection_after_its_limit_counts(
     terms: dict[str, Any], driver: str, url: str
 ) -> None:
@@ -123,16 +122,17 @@ async def test_each_call_of_a_function_that_loses_its_connection_after_its_limit
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-@pytest.mark.parametrize("driver", [*DRIVERS, *POOLS])
 @pytest.mark.parametrize(
-    ("decision", "outcome"),
-    [
-        (RetryLater(LIMIT, "busy"), RetryRequested),
-        (DeadLetter("x"), MessageDeadLettered),
-    ],
-    ids=["later", "dead"],
+    ("driver", "decision", "outcome", "finds"),
+    in_turn(
+        [*DRIVERS, *POOLS],
+        [
+            pytest.param(RetryLater(LIMIT, "busy"), RetryRequested, id="later"),
+            pytest.param(DeadLetter("x"), MessageDeadLettered, id="dead"),
+        ],
+        ["rollback", "handler"],
+    ),
 )
-@pytest.mark.parametrize("finds", ["rollback", "handler"])
 async def test_a_decision_counts_though_the_rollback_or_it_finds_the_connection_lost(
     finds: str, decision: Exception, outcome: Any, driver: str, url: str
 ) -> None:

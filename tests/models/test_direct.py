@@ -34,14 +34,14 @@ SMALL = {
     "a row found ahead, a replay and a kill": DirectModel(
         ["jk."], Budget(kills=1, replays=1, ahead=1)
     ),
-    "rows found ahead, a failure and a kill": DirectModel(
-        ["jkk."], Budget(kills=1, refusals=1, ahead=2)
-    ),
     "a replay and a lost lane": DirectModel(
         ["kS."], Budget(losses=1, replays=1), most=2
     ),
 }
 LARGE = {
+    "rows found ahead, a failure and a kill": DirectModel(
+        ["jkk."], Budget(kills=1, refusals=1, ahead=2)
+    ),
     "rows found ahead, a replay, a late one and a kill": DirectModel(
         ["jk.", "k."], Budget(kills=1, replays=1, ahead=1)
     ),
@@ -93,7 +93,7 @@ BROKEN = {
         ["-kk."], Budget(refusals=1, ahead=2), waits_ahead=False
     ),
     "logs a row ahead without those of its key in hand": DirectModel(
-        ["jkkk."], Budget(refusals=1, ahead=3, kills=1), logs_earlier=False
+        ["jkk."], Budget(refusals=1, ahead=3, kills=1), logs_earlier=False
     ),
     "claims what the log has": DirectModel(["-k."], Budget(ahead=1), asks_log=False),
     "no fence": DirectModel(["kS."], Budget(losses=1), 2, has_fence=False),

@@ -28,7 +28,6 @@ SMALL = {
     "no answer, a cut claim and a lost lease": WaitingModel(
         "kjk", Budget(partial=1, losses=1)
     ),
-    "an oversized row and a kill": WaitingModel("kOk", Budget(refusals=1, kills=1)),
     "an oversized row and a lost lease": WaitingModel("kO", Budget(losses=1)),
     "a kill while a key drains": WaitingModel("kkk", Budget(refusals=1, kills=1)),
     "a former relay that settles late": WaitingModel(
@@ -43,6 +42,7 @@ SMALL = {
     "a crash of the server": WaitingModel("kkk", Budget(refusals=1, crashes=1)),
 }
 LARGE = {
+    "an oversized row and a kill": WaitingModel("kOk", Budget(refusals=1, kills=1)),
     "portions, two keys, two refusals and a kill": WaitingModel(
         "jkkk", Budget(refusals=2, kills=1), portion=1
     ),

@@ -14,6 +14,7 @@ from pillarbox.outbox.postgres.connection import Connection, Link
 from tests.fixtures.positions import count_holding
 from tests.fixtures.relay import insert
 from tests.fixtures.replicas import Replica, replica, subscribe
+from tests.fixtures.variants import as_variant
 
 MESSAGES = 80
 KEYS = 5
@@ -125,7 +126,7 @@ class Shop:
         return sum(map(len, self.acked.values()))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *map(as_variant, range(1, 4))])
 async def test_after_kills_at_any_statement_each_message_is_handled_in_order(
     database_url: str, seed: int
 ) -> None:
