@@ -11,6 +11,7 @@ from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import one_at_a_time
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.sessions import execute
+from tests.fixtures.variants import as_variant
 from tests.fixtures.waiting import wait_for
 from tests.install.__main__ import clean_environment
 from tests.install.wheel import build_wheel
@@ -211,7 +212,7 @@ def test_the_environment_has_the_wheel(shop: Application, installed: Path) -> No
     assert Path(found).is_relative_to(installed)
 
 
-@pytest.mark.parametrize("broker", ["redis", None])
+@pytest.mark.parametrize("broker", ["redis", as_variant(None)])
 def test_the_commands_leave_an_applications_packages_alone(
     shop: Application,
     server: PostgresServer,
@@ -240,10 +241,12 @@ def test_the_commands_leave_an_applications_packages_alone(
         assert process.wait() == 0, process.log()
 
 
+@pytest.mark.long
 def test_an_applications_tests_use_the_plugin(shop: Application) -> None:
     assert "1 passed" in shop.run("python", "-m", "pytest", "-p", "no:randomly")
 
 
+@pytest.mark.long
 def test_dev_runs_beside_an_applications_packages(shop: Application) -> None:
     dev = shop.start("dev", "inbox.consumer:consumer")
     dev.wait_for_log("ConsumerStarted")
@@ -252,6 +255,7 @@ def test_dev_runs_beside_an_applications_packages(shop: Application) -> None:
     assert "Traceback" not in dev.log()
 
 
+@pytest.mark.long
 def test_a_django_project_has_applications_of_these_names(
     tmp_path: Path,
     installed: Path,

@@ -63,6 +63,7 @@ def test_the_wheel_takes_one_name_and_type_checkers_read_it(wheel: Path) -> None
     assert "pillarbox/py.typed" in contents(wheel)
 
 
+@pytest.mark.long
 def test_the_wheel_of_a_source_distribution_is_the_same(
     wheel: Path, tmp_path: Path
 ) -> None:

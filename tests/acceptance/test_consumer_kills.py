@@ -102,6 +102,7 @@ def test_concurrent_duplicates_are_handled_once(
     assert counters.numbers() == writer.numbers()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgres"])
 @pytest.mark.timeout(900)
 def test_a_kill_brings_a_bounded_number_of_handled_messages_again(

@@ -35,6 +35,7 @@ def count(full: bool) -> int:
 
 @pytest.mark.parametrize("kind", plainly("rabbitmq"))
 class TestABroker:
+    @pytest.mark.long
     def test_killed_while_handlers_run_and_at_random_moments(
         self,
         broker: Broker,

@@ -50,6 +50,7 @@ def test_two_relays_and_two_commands_at_once_publish_each_dead_letter_once(
     assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_two_consumers_with_a_schedule_have_each_effect_once(site: Site) -> None:
     execute(site.url, "GRANT INSERT ON effect TO pillarbox_consumer")

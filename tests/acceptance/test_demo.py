@@ -27,6 +27,7 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PILLARBOX_DATABASE_URL"}
 
 
+@pytest.mark.long
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", [BY_DEFAULT, *map(as_variant, OTHERS)])

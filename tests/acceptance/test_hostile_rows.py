@@ -62,6 +62,7 @@ def memory_of_settling(relays: Relays, inspection: Inspection, *options: str) ->
     return peak_memory(relay.pid)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
     relays: Relays, inspection: Inspection

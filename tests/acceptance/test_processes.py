@@ -187,6 +187,7 @@ def test_what_keeps_them_from_starting_is_printed_once(site: Site) -> None:
     assert sorted(children(parent)) == [1]
 
 
+@pytest.mark.long
 async def test_one_that_cannot_start_again_is_tried_again_while_the_others_work(
     site: Site, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ class TestAFailover:
         self.writer = writer
         self.inspection = inspection
 
+    @pytest.mark.long
     def test_of_a_killed_master_loses_nothing_that_a_replica_must_have(self) -> None:
         self.begin_with_traffic()
         self.group.master.kill()

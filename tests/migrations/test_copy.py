@@ -90,6 +90,7 @@ def test_a_day_of_the_copy_that_is_detached_counts_too(database_url: str) -> Non
         migrate_for_a_week(database_url)
 
 
+@pytest.mark.long
 def test_a_drained_copy_goes_as_if_it_had_never_been_there(
     database_url: str, doctor: Doctor
 ) -> None:

@@ -127,6 +127,7 @@ def losses(older: Partman, newer: Partman) -> list[str]:
     return sorted(f"{what} does not exist" for what in missing)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_rows_policy_and_upkeep_survive_a_dump_and_restore(
     older: PostgresServer,

@@ -53,6 +53,7 @@ def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_both_parts_make_the_same_schema_as_the_command(
     psql: Psql,
     developer: str,

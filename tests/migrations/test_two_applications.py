@@ -33,6 +33,7 @@ QUERIES = (
 """What a role of one application may not do in the other's database."""
 
 
+@pytest.mark.long
 def test_each_application_is_used_and_maintained_by_its_own_roles(
     private_server: PostgresServer,
 ) -> None:

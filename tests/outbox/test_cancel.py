@@ -312,6 +312,7 @@ def test_through_a_pooler_in_transaction_mode_a_rollback_takes_it_back(
     assert execute(database_url, locks) == [(0,)]
 
 
+@pytest.mark.long
 def test_many_cancellations_of_a_transaction_need_few_locks(database_url: str) -> None:
     messages = [scheduled() for _ in range(3_000)]
     insert(database_url, *messages)

@@ -14,6 +14,7 @@ from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
+from tests.fixtures.variants import as_variant
 
 LARGE: Final = 20_000
 SMALL: Final = 480
@@ -90,7 +91,7 @@ class Cost(NamedTuple):
 
 @pytest.fixture(
     scope="module",
-    params=[Case(2, 1, True), Case(90, 50, False), Case(90, 50, True)],
+    params=[Case(2, 1, True), as_variant(Case(90, 50, False)), Case(90, 50, True)],
     ids=str,
 )
 def case(request: pytest.FixtureRequest) -> Case:

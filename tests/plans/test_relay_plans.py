@@ -20,6 +20,7 @@ from pillarbox.outbox.testing.postgres import PostgresServer
 from pillarbox.relay.publishers.postgres import SETTINGS, rows
 from tests.fixtures.days import make_partitions_at
 from tests.fixtures.postgres import Template, new_database
+from tests.fixtures.variants import as_variant
 from tests.plans.conftest import (
     DAYS_BACK,
     Explain,
@@ -534,7 +535,7 @@ LOG = """
 
 @pytest.fixture(
     scope="module",
-    params=[Case(2, 1, True), Case(90, 50, False), Case(90, 50, True)],
+    params=[Case(2, 1, True), as_variant(Case(90, 50, False)), Case(90, 50, True)],
     ids=str,
 )
 def case(request: pytest.FixtureRequest) -> Case:

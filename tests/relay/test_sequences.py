@@ -108,6 +108,7 @@ async def test_a_claim_finds_what_was_added_after_the_sequence_fell(
     assert {row.topic for row in rows} == {"again"}
 
 
+@pytest.mark.long
 async def test_each_time_that_the_sequence_falls_messages_are_published(
     database_url: str,
 ) -> None:

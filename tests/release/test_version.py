@@ -45,6 +45,7 @@ def test_a_copy_without_git_has_no_version(source: Path, tmp_path: Path) -> None
     assert version_of(source, tmp_path / "built") == "0.0.0"
 
 
+@pytest.mark.long
 def test_a_tag_is_the_version_and_commits_after_it_are_of_the_next_one(
     source: Path, tmp_path: Path
 ) -> None:

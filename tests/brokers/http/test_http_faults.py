@@ -41,6 +41,7 @@ class TestHttp(BrokerFaults):
     def start(self) -> None:
         self.hook.start()
 
+    @pytest.mark.long
     @pytest.mark.timeout(900)
     def test_a_gateway_that_answers_for_a_dead_receiver_costs_few_attempts(
         self,

@@ -305,6 +305,7 @@ def test_a_message_that_kafka_refuses_stops_the_connector(
     assert "InvalidTopic" in failure or "RecordTooLarge" in failure
 
 
+@pytest.mark.long
 def test_a_publication_can_leave_topics_out(
     worker: Connect, real_node: RealKafka, url: str, topic: str
 ) -> None:

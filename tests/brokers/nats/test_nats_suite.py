@@ -110,6 +110,7 @@ class TestNatsSource(ThroughProxy, SourceSuite):
         await put_bytes(self.direct, topic, b"1", {})
 
 
+@pytest.mark.variant
 class TestSharedNatsSource(TestNatsSource):
     # After a crash or a cut connection, what was held is redelivered late.
     capabilities = SourceCapabilities(ordered_by_key=False)

@@ -183,6 +183,7 @@ async def test_many_tenants_all_get_their_turn(queue: Backlog) -> None:
     assert len({d.message.tenant for d in taken}) == 201
 
 
+@pytest.mark.long
 async def test_each_message_is_delivered_once_in_any_order(
     queue: Backlog,
 ) -> None:
@@ -215,6 +216,7 @@ async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
     assert [d.message.id for d in taken if d.message.tenant == "other"] == [other.id]
 
 
+@pytest.mark.long
 async def test_a_tenant_at_its_limit_does_not_delay_others(
     queue: Backlog, sessions: async_sessionmaker[AsyncSession]
 ) -> None:

@@ -129,6 +129,7 @@ class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):
     pass
 
 
+@pytest.mark.variant
 class TestRabbitMQSourceThatShares(RabbitMQOutageCase):
     capabilities = SourceCapabilities()
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+import pytest
 from redis import Redis
 from typing_extensions import override
 
@@ -86,6 +87,7 @@ class TestRedisSource(ProxiedUrl, SourceSuite):
             client.xadd(topic, {"ce_data": b"1"})
 
 
+@pytest.mark.variant
 class TestSharedRedisSource(TestRedisSource):
     capabilities = SourceCapabilities(holds_back_keys=False)
 

@@ -117,6 +117,7 @@ def about_upkeep(url: str, doctor: Doctor, partition: str) -> dict[str, str]:
     )
 
 
+@pytest.mark.long
 def test_whatever_keeps_a_partition_stops_no_other_step_and_is_named_at_once(
     database_url: str, role: str, doctor: Doctor, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def run_until_killed_after(url: str, statements: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_no_message_loses_its_outcome_wherever_the_upkeep_is_killed(
     database_url: str,
 ) -> None:

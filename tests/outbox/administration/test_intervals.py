@@ -78,6 +78,7 @@ def check_health(database_url: str) -> Callable[[], None]:
     return check
 
 
+@pytest.mark.long
 def test_one_interval_follows_another_without_a_gap(
     database_url: str, change: Change, check_health: CheckHealth, doctor: Doctor
 ) -> None:

@@ -32,6 +32,7 @@ def is_complete(url: str) -> bool:
     return bool(days == indexed and are_valid)
 
 
+@pytest.mark.long
 def test_all_days_get_it_also_those_that_are_added_later_until_it_is_dropped(
     database_url: str, doctor: Doctor
 ) -> None:
