@@ -72,15 +72,14 @@ replay_app = new_app()
 ReaderName: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--reader",
         metavar="NAME",
         help="Whose messages to publish; pillarbox readers adds readers.",
     ),
 ]
 
 
-def _number(name: str, meaning: str) -> Any:
-    return typer.Option(f"--{name}", metavar="N", help=meaning)
+def _number(meaning: str) -> Any:
+    return typer.Option(metavar="N", help=meaning)
 
 
 @command(
@@ -94,45 +93,38 @@ def relay(
     broker: Broker = None,
     database: Database = None,
     codec: Codec = None,
-    batch_size: Annotated[
-        int, _number("batch-size", "Messages in one claim.")
-    ] = _DEFAULT.batch_size,
+    batch_size: Annotated[int, _number("Messages in one claim.")] = _DEFAULT.batch_size,
     concurrency: Annotated[
-        int, _number("concurrency", "Batches in flight at once.")
+        int, _number("Batches in flight at once.")
     ] = _DEFAULT.concurrency,
     max_payload_bytes: Annotated[
         int,
         _number(
-            "max-payload-bytes",
             "A message with a larger payload becomes a dead letter without being "
-            "loaded.",
+            "loaded."
         ),
     ] = _DEFAULT.max_payload_bytes,
     lease: Annotated[
         timedelta,
         duration_option(
-            "--lease", help="How long a relay that hangs keeps its share of the keys."
+            help="How long a relay that hangs keeps its share of the keys."
         ),
     ] = Duration.of(_DEFAULT.lease),
     publish_timeout: Annotated[
         timedelta,
         duration_option(
-            "--publish-timeout",
             help="How long a publish may take before the broker is considered "
-            "unavailable.",
+            "unavailable."
         ),
     ] = Duration.of(_DEFAULT.publish_timeout),
     drain: Annotated[
         timedelta,
-        duration_option(
-            "--drain", help="How long to wait for batches in flight when stopping."
-        ),
+        duration_option(help="How long to wait for batches in flight when stopping."),
     ] = Duration.of(_DEFAULT.drain),
     max_attempts: Annotated[
         int,
         _number(
-            "max-attempts",
-            "Maximum attempts to publish a message before it becomes a dead letter.",
+            "Maximum attempts to publish a message before it becomes a dead letter."
         ),
     ] = _DEFAULT.retry.max_attempts,
     strict_order: Annotated[
@@ -227,7 +219,7 @@ def relay(
 @command(replay_app)
 def replay(
     *,
-    since: Annotated[datetime, moment_option("--since", help="Added then or later")],
+    since: Annotated[datetime, moment_option("Added then or later")],
     reader: ReaderName = MAIN,
     until: Until = None,
     topic: Topic = None,

@@ -28,14 +28,12 @@ app = new_app()
 )
 def _asyncapi(
     consumer: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:NAME", help="The consumer, as for consume."),
+        str, typer.Argument(metavar="MODULE:NAME", help="The consumer, as for consume.")
     ],
     *,
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against",
             metavar="FILE",
             help="An earlier document. Fail if a change since then is incompatible.",
             show_default=False,

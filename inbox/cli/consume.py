@@ -57,7 +57,6 @@ def consume(
     queue: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue",
             metavar="NAME=WEIGHT",
             help="Serve only these queues; may be repeated.",
             show_default="all, with the consumer's weights",
@@ -74,7 +73,6 @@ def consume(
     processes: Annotated[
         int,
         typer.Option(
-            "--processes",
             metavar="N",
             help="Share the work among this many processes on this machine.",
         ),

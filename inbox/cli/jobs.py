@@ -49,12 +49,9 @@ cancel_app = new_app()
 def jobs(
     *,
     consumer: Annotated[
-        str | None,
-        typer.Option("--consumer", metavar="NAME", help="Jobs of this consumer."),
+        str | None, typer.Option(metavar="NAME", help="Jobs of this consumer.")
     ] = None,
-    state: Annotated[
-        _State, typer.Option("--state", help="Jobs in this state.")
-    ] = "open",
+    state: Annotated[_State, typer.Option(help="Jobs in this state.")] = "open",
     limit: Limit = _MOST,
     database: Database = None,
     json: Json = False,
@@ -77,7 +74,6 @@ def cancel(
     consumer: Annotated[
         str | None,
         typer.Option(
-            "--consumer",
             metavar="NAME",
             help="Consumer of the job; required if several have one, or if the "
             "message has not arrived yet.",

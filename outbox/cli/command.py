@@ -47,7 +47,6 @@ LOGGING: Final = "Logging"
 Database: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--database",
         metavar="URL",
         envvar=DATABASE_VARIABLE,
         help="The database, as postgresql://user@host:port/name. "
@@ -58,7 +57,6 @@ Database: TypeAlias = Annotated[
 Databases: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--database",
         metavar="URL",
         envvar=DATABASE_VARIABLE,
         help="A database, as postgresql://user@host:port/name; repeat it for several. "
@@ -70,7 +68,6 @@ Databases: TypeAlias = Annotated[
 Broker: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--broker",
         metavar="URL",
         envvar=BROKER_VARIABLE,
         help="The broker to publish to, such as redis://host. "
@@ -81,7 +78,6 @@ Broker: TypeAlias = Annotated[
 Codec: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--codec",
         metavar="MODULE:NAME",
         envvar="PILLARBOX_CODEC",
         help="Decode payloads with this codec before they are published.",
@@ -91,14 +87,13 @@ Codec: TypeAlias = Annotated[
 SideOption: TypeAlias = Annotated[
     Literal["outbox", "inbox"] | None,
     typer.Option(
-        "--side",
         help="Only the side of the relay (outbox) or of the consumers (inbox).",
         show_default="both",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit: TypeAlias = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Maximum number.")
+    int | None, typer.Option(metavar="N", min=1, help="Maximum number.")
 ]
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Show what it would do; change nothing.")
@@ -106,23 +101,17 @@ DryRun: TypeAlias = Annotated[
 Topic: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--topic",
-        metavar="TOPIC",
-        help="Topic, or prefix followed by a star: 'orders.*'.",
+        metavar="TOPIC", help="Topic, or prefix followed by a star: 'orders.*'."
     ),
 ]
-Key: TypeAlias = Annotated[
-    str | None, typer.Option("--key", metavar="KEY", help="Key.")
-]
+Key: TypeAlias = Annotated[str | None, typer.Option(metavar="KEY", help="Key.")]
 Tenant: TypeAlias = Annotated[
-    str | None, typer.Option("--tenant", metavar="TENANT", help="Tenant.")
+    str | None, typer.Option(metavar="TENANT", help="Tenant.")
 ]
 ConsumerPath: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--consumer",
-        metavar="MODULE:NAME",
-        help="The Consumer whose handlers run the retries.",
+        metavar="MODULE:NAME", help="The Consumer whose handlers run the retries."
     ),
 ]
 
@@ -137,10 +126,7 @@ def _as_reason(text: str) -> str:
 
 
 Reason: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--reason", metavar="TEXT", help="Why; stored with it.", callback=_as_reason
-    ),
+    str, typer.Option(metavar="TEXT", help="Why; stored with it.", callback=_as_reason)
 ]
 
 
@@ -151,7 +137,6 @@ class Logging:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(
-            "--log-level",
             envvar="PILLARBOX_LOG_LEVEL",
             help="How much to log to standard error. Debug is for pillarbox alone: "
             "libraries log payloads at that level.",
@@ -161,7 +146,6 @@ class Logging:
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(
-            "--log-format",
             envvar="PILLARBOX_LOG_FORMAT",
             help="One line of text, or one JSON object, for each record.",
             rich_help_panel=LOGGING,
@@ -202,30 +186,15 @@ class Duration(timedelta):
         return exact_duration(self)
 
 
-def duration_option(
-    name: str,
-    *,
-    help: str,
-    panel: str | None = None,
-    envvar: str | None = None,
-    show_default: str | bool = True,
-) -> Any:
-    """Create an option that takes a duration; its default is a `Duration`."""
-    return typer.Option(
-        name,
-        parser=_parse_duration,
-        metavar="DURATION",
-        envvar=envvar,
-        help=help,
-        show_default=show_default,
-        rich_help_panel=panel,
-    )
+def duration_option(*names: str, **settings: Any) -> Any:
+    """Create a `typer.Option` that takes a duration; its default is a `Duration`."""
+    given = {"parser": _parse_duration, "metavar": "DURATION", **settings}
+    return typer.Option(*names, **given)
 
 
-def moment_option(name: str, *, help: str) -> Any:
+def moment_option(help: str) -> Any:
     """Create an option that takes a moment, or how long ago it was."""
     return typer.Option(
-        name,
         parser=_parse_moment,
         metavar="MOMENT",
         help=f"{help}: a moment with its time zone, such as 2026-01-31T14:00Z, or how "
@@ -243,14 +212,11 @@ def _parse_moment(value: str) -> datetime:
     return cast("datetime", _parsed(read_moment, value))
 
 
-Since: TypeAlias = Annotated[
-    datetime | None, moment_option("--since", help="Then or later")
-]
-Until: TypeAlias = Annotated[datetime | None, moment_option("--until", help="Before")]
+Since: TypeAlias = Annotated[datetime | None, moment_option("Then or later")]
+Until: TypeAlias = Annotated[datetime | None, moment_option("Before")]
 Rate: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        "--rate",
         parser=lambda value: _parsed(read_rate, value),
         metavar="N/s",
         help="Maximum rate: 10/s, 90/m or 500/h.",

@@ -84,7 +84,7 @@ Ids: TypeAlias = Annotated[
 ]
 State: TypeAlias = Annotated[
     Literal["PENDING", "SUCCEEDED", "DISCARDED", "ANY"],
-    typer.Option("--state", help="State.", case_sensitive=False),
+    typer.Option(help="State.", case_sensitive=False),
 ]
 
 
@@ -98,14 +98,12 @@ class Filters:
     origin: Annotated[
         str | None,
         typer.Option(
-            "--origin",
             metavar="ORIGIN",
             help="What dead-lettered it: relay:main, consumer:billing.",
         ),
     ] = None
     error: Annotated[
-        str | None,
-        typer.Option("--error", metavar="TEXT", help="Text in the reason."),
+        str | None, typer.Option(metavar="TEXT", help="Text in the reason.")
     ] = None
     since: Since = None
     until: Until = None
@@ -165,10 +163,7 @@ def _list(
 def show(
     id: Annotated[
         str,
-        typer.Argument(
-            metavar="ID",
-            help="Id of a dead letter, or of its message.",
-        ),
+        typer.Argument(metavar="ID", help="Id of a dead letter, or of its message."),
     ],
     *,
     side: SideOption = None,

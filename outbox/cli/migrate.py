@@ -33,7 +33,6 @@ def _migrate(
     sql: Annotated[
         Literal["all", "administrator", "owner"] | None,
         typer.Option(
-            "--sql",
             help="Print the SQL instead of running it: all of it, the administrator's"
             " part, which comes first, or the owner's part.",
             show_default=False,
@@ -42,7 +41,6 @@ def _migrate(
     remove: Annotated[
         str | None,
         typer.Option(
-            "--remove",
             metavar="DATABASE",
             help="Remove the schema with all its data; to confirm, name the database.",
             show_default=False,
@@ -76,14 +74,10 @@ def _migrate(
         ),
     ] = None,
     role_prefix: Annotated[
-        str,
-        typer.Option(
-            "--role-prefix", metavar="NAME", help="Prefix of the names of the roles."
-        ),
+        str, typer.Option(metavar="NAME", help="Prefix of the names of the roles.")
     ] = "pillarbox",
     partman_schema: Annotated[
-        str,
-        typer.Option("--partman-schema", metavar="NAME", help="pg_partman's schema."),
+        str, typer.Option(metavar="NAME", help="pg_partman's schema.")
     ] = "partman",
 ) -> None:
     """Create or update the schema."""

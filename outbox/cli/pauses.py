@@ -21,7 +21,7 @@ pause_app = new_app()
 resume_app = new_app()
 
 Consumer: TypeAlias = Annotated[
-    str | None, typer.Option("--consumer", metavar="NAME", help="A consumer's name.")
+    str | None, typer.Option(metavar="NAME", help="A consumer's name.")
 ]
 
 

@@ -79,7 +79,6 @@ def _add(
     broker: Annotated[
         str | None,
         typer.Option(
-            "--broker",
             metavar="URL",
             help="Where its relays publish, such as https://example.com/hooks.",
         ),
@@ -103,7 +102,6 @@ def _add(
     role: Annotated[
         str | None,
         typer.Option(
-            "--role",
             metavar="ROLE",
             help="Role that may run it without being a member of pillarbox_relay.",
         ),
@@ -149,8 +147,7 @@ def _drop(
     name: Name,
     *,
     discard: Annotated[
-        bool,
-        typer.Option("--discard", help="Drop it even if it has a backlog."),
+        bool, typer.Option("--discard", help="Drop it even if it has a backlog.")
     ] = False,
     database: Database = None,
 ) -> None:

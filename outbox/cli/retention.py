@@ -50,18 +50,13 @@ def retention(
     *,
     interval: Annotated[
         str | None,
-        typer.Option(
-            "--interval",
-            metavar="|".join(INTERVALS),
-            help="The width of a partition.",
-        ),
+        typer.Option(metavar="|".join(INTERVALS), help="The width of a partition."),
     ] = None,
     minimum: Annotated[
         timedelta | None,
         duration_option(
-            "--minimum",
             help="How late a message can still reach its consumer, given your delays "
-            "and retries; a shorter retention is refused.",
+            "and retries; a shorter retention is refused."
         ),
     ] = None,
     database: Database = None,

@@ -100,7 +100,6 @@ def _move(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to",
             metavar="MOMENT",
             help="When it is due: a moment with its time zone, such as "
             "2026-01-31T14:00Z.",

@@ -25,7 +25,6 @@ from pillarbox.outbox.retry import RECONNECT
 Wait: TypeAlias = Annotated[
     timedelta | None,
     duration_option(
-        "--wait",
         help="How long to wait at the start for the database, its schema and the"
         " broker; 0s: not at all.",
         show_default="without limit",

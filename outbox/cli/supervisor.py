@@ -58,7 +58,6 @@ class Watching:
     listen: Annotated[
         str | None,
         typer.Option(
-            "--listen",
             metavar="ADDRESS",
             help="Address that serves /live, /ready, and /metrics for Prometheus: "
             f"{FORMS.replace('[', chr(92) + '[')}.",
@@ -69,10 +68,9 @@ class Watching:
     watchdog: Annotated[
         timedelta,
         duration_option(
-            "--watchdog",
             help="Exit with status 70 if the event loop is blocked for this long; 0s: "
             "never.",
-            panel=_WATCHING,
+            rich_help_panel=_WATCHING,
         ),
     ] = Duration(seconds=60)
 
@@ -100,10 +98,9 @@ class Watching:
 RetryInterval: TypeAlias = Annotated[
     timedelta,
     duration_option(
-        "--dead-letter-interval",
         envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
         help="How often to retry due dead letters; 0s: never.",
-        panel="Dead letters",
+        rich_help_panel="Dead letters",
     ),
 ]
 _AFTER_DRAIN: Final = 8.0

@@ -68,7 +68,6 @@ def trace(
     key: Annotated[
         str | None,
         typer.Option(
-            "--key",
             metavar="KEY",
             help="List the messages of a key instead, by default of the last day.",
         ),

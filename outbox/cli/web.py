@@ -42,7 +42,6 @@ def web(
     listen: Annotated[
         str,
         typer.Option(
-            "--listen",
             metavar="ADDRESS",
             help="Address to listen on. Put a proxy with TLS in front of any that "
             "others can reach.",
@@ -51,7 +50,6 @@ def web(
     tokens: Annotated[
         str | None,
         typer.Option(
-            "--tokens",
             metavar="FILE",
             help="A line for each viewer: NAME TOKEN, and what else the viewer may do: "
             "act, pause, payloads.",
