@@ -110,7 +110,10 @@ class Frame:
             short=short,
             rate=rate,
         )
-        self._templates.globals["with_query"] = with_query
+        shared = self._templates.get_template("table.html").module
+        self._templates.globals.update(
+            with_query=with_query, table=vars(shared)["table"]
+        )
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
         """Return who sent a request; None if the sender may not see the page."""
