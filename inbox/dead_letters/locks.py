@@ -9,24 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-import psycopg
-from psycopg.rows import tuple_row
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
 from typing_extensions import override
 
 from pillarbox.inbox.connection import connection_of
-from pillarbox.inbox.handlers.attempt import Attempt
+from pillarbox.inbox.handlers.attempt import Attempt, execute
+from pillarbox.outbox.connections import is_psycopg
 from pillarbox.outbox.dead_letters.retry import Candidate
 from pillarbox.outbox.dead_letters.statement import Statement, statement
 from pillarbox.outbox.message import Message
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 # The only style in which psycopg reads timestamps; for this transaction only.
@@ -51,53 +46,25 @@ class LockedAttempt(Attempt):
     candidate: Candidate
 
     @override
-    def call(self, first: Any, new: list[Message]) -> None:
-        _run(first, Statement.LOCK, self.candidate)
-        super().call(first, new)
+    async def call(self, first: Any, new: list[Message]) -> None:
+        await self._run(first, Statement.LOCK)
+        await super().call(first, new)
 
     @override
-    async def call_async(self, first: Any, new: list[Message]) -> None:
-        await _run_async(first, Statement.LOCK, self.candidate)
-        await super().call_async(first, new)
+    async def settle(self, first: Any) -> None:
+        await self._run(first, Statement.MARK_SUCCEEDED)
 
-    @override
-    def settle(self, first: Any) -> None:
-        _run(first, Statement.MARK_SUCCEEDED, self.candidate)
-
-    @override
-    async def settle_async(self, first: Any) -> None:
-        await _run_async(first, Statement.MARK_SUCCEEDED, self.candidate)
-
-
-def _run(
-    session: "Session | psycopg.Connection[Any]",
-    name: Statement,
-    candidate: Candidate,
-) -> None:
-    if isinstance(session, psycopg.Connection):
-        with psycopg.Cursor(session, row_factory=tuple_row) as cursor:
-            cursor.execute(statement("inbox", name), candidate.parameters())
+    async def _run(self, first: Any, name: Statement) -> None:
+        values = self.candidate.parameters()
+        if is_psycopg(first):
+            cursor = await execute(first, statement("inbox", name), values)
             is_found = cursor.rowcount > 0
-    else:
-        is_found = bool(run_statement(name, candidate.parameters(), session))
-    if not is_found:
-        raise TakenError
-
-
-async def _run_async(
-    session: "AsyncSession | psycopg.AsyncConnection[Any]",
-    name: Statement,
-    candidate: Candidate,
-) -> None:
-    if isinstance(session, psycopg.AsyncConnection):
-        async with psycopg.AsyncCursor(session, row_factory=tuple_row) as cursor:
-            await cursor.execute(statement("inbox", name), candidate.parameters())
-            is_found = cursor.rowcount > 0
-    else:
-        values = candidate.parameters()
-        is_found = bool(await session.run_sync(partial(run_statement, name, values)))
-    if not is_found:
-        raise TakenError
+        else:
+            run = partial(run_statement, name, values)
+            is_sync = isinstance(first, Session)
+            is_found = bool(run(first) if is_sync else await first.run_sync(run))
+        if not is_found:
+            raise TakenError
 
 
 def run_statement(

@@ -4,22 +4,26 @@ Both executors run it: `begin`, and the handler if there is something to handle.
 """
 
 import asyncio
+import inspect
 import os
 import socket
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
+import psycopg
+from psycopg.rows import tuple_row
 from sqlalchemy.orm import Session
 
 from pillarbox.inbox.errors import InvalidReceiptError
 from pillarbox.inbox.handlers.calls import Call
 from pillarbox.inbox.handlers.registration import Registered
-from pillarbox.inbox.handlers.signature import Takes, refuse_unrun
+from pillarbox.inbox.handlers.signature import Takes, is_async, refuse_unrun
+from pillarbox.inbox.handlers.terms import as_failure
 from pillarbox.inbox.idle import limit_idle
 from pillarbox.inbox.receipt import record_receipt, record_receipts
 from pillarbox.inbox.transaction import Receipt
@@ -50,6 +54,29 @@ async def answered(asking: Awaitable[T], max_idle: timedelta | None) -> T:
 
 def _answer_limit(max_idle: timedelta | None) -> float | None:
     return None if max_idle is None else max_idle.total_seconds() + ANSWER_LIMIT
+
+
+async def awaited(result: Any) -> Any:
+    """Return the result of a call; await that of an async session or connection."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def execute(connection: Any, statement: Any, values: Any) -> Any:
+    """Execute a statement on a psycopg connection; return a cursor of tuples."""
+    is_async = isinstance(connection, psycopg.AsyncConnection)
+    kind: Any = psycopg.AsyncCursor if is_async else psycopg.Cursor
+    cursor = kind(connection, row_factory=tuple_row)
+    return await awaited(cursor.execute(statement, values))
+
+
+def run_now(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+    """Run a coroutine function that never waits, without an event loop."""
+    try:
+        function(*arguments).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError(f"{function} waits")
 
 
 class Questions:
@@ -86,6 +113,15 @@ def _break(asking: Any) -> None:
     for driver in drivers:
         with socket.socket(fileno=os.dup(driver.fileno())) as opened:
             opened.shutdown(socket.SHUT_RDWR)
+
+
+async def call_async(handler: Callable[..., Any], *arguments: Any) -> Any:
+    """Await a handler; a cancellation that it left pending is raised here."""
+    result = await handler(*arguments)
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)  # a pending cancellation must not arrive in COMMIT
+    return result
 
 
 def once_each(messages: Sequence[Message], new: set[UUID]) -> list[Message]:
@@ -132,32 +168,27 @@ class Attempt:
         """Return the receipts that `begin` has recorded."""
         return [(message.id, self.consumer) for message in new]
 
-    def call(self, first: Any, new: list[Message]) -> None:
-        """Call the handler, a plain function, with a session or connection."""
+    async def call(self, first: Any, new: list[Message]) -> None:
+        """Call the handler with a session or connection."""
         message = self._upcast(new)
         terms, call = self.handler.terms, self.handler.call
         with terms.timed(call):
-            refuse_unrun(call, call(*terms.arguments.of(first, message)))
-
-    async def call_async(self, first: Any, new: list[Message]) -> None:
-        """Call the handler, a coroutine function, with a session or connection."""
-        message = self._upcast(new)
-        terms, call = self.handler.terms, self.handler.call
-        limit = terms.time_limit
-        seconds = None if limit is None else limit.total_seconds()
-        with terms.timed(call):
-            async with asyncio.timeout(seconds):
-                result = await call(*terms.arguments.of(first, message))
+            arguments = terms.arguments.of(first, message)
+            if is_async(call):
+                limit = terms.time_limit
+                seconds = None if limit is None else limit.total_seconds()
+                async with asyncio.timeout(seconds):
+                    result = await call_async(call, *arguments)
+            else:
+                with as_failure():
+                    result = call(*arguments)
             refuse_unrun(call, result)
 
-    def settle(self, first: Any) -> None:
+    async def settle(self, first: Any) -> None:
         """Do what belongs in the transaction after the handler; this one does nothing.
 
         The handler has left the transaction intact.
         """
-
-    async def settle_async(self, first: Any) -> None:
-        """See `settle`."""
 
     def _upcast(self, new: list[Message]) -> Message | list[Message]:
         self.running.began = time.monotonic()

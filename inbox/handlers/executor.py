@@ -20,7 +20,13 @@ from sqlalchemy.orm import Session, sessionmaker
 from pillarbox.inbox.connection import connection_of
 from pillarbox.inbox.errors import SpecialError
 from pillarbox.inbox.handlers.arguments import Arguments
-from pillarbox.inbox.handlers.attempt import Attempt, Questions, answered
+from pillarbox.inbox.handlers.attempt import (
+    Attempt,
+    Questions,
+    answered,
+    call_async,
+    run_now,
+)
 from pillarbox.inbox.handlers.calls import Calls
 from pillarbox.inbox.handlers.registration import Registered
 from pillarbox.inbox.handlers.routes import Handler, name_of
@@ -153,7 +159,7 @@ class Executor:
             if is_async(handler.call):
                 running = _run_alone(self._attempt_async(attempt, as_failure()))
             else:
-                running = self._handlers.run(self._attempt, attempt)
+                running = self._handlers.run(run_now, self._attempt, attempt)
             try:
                 new = await traced(messages, self._consumer, running)
             finally:
@@ -175,11 +181,11 @@ class Executor:
                     with own:
                         async with protected(session, *attempt.receipts(new)):
                             with failing:
-                                await call_async(attempt.call_async, session, new)
-                    await attempt.settle_async(session)
+                                await attempt.call(session, new)
+                    await attempt.settle(session)
         return {message.id for message in new}
 
-    def _attempt(self, attempt: Attempt) -> set[UUID]:
+    async def _attempt(self, attempt: Attempt) -> set[UUID]:
         with (
             limiting(self._max_idle) as own,
             self._plain_sessions() as session,
@@ -189,8 +195,8 @@ class Executor:
                 new = attempt.begin(session)
             if new:
                 with own, protected(session, *attempt.receipts(new)):
-                    attempt.call(session, new)
-                attempt.settle(session)
+                    await attempt.call(session, new)
+                await attempt.settle(session)
         return {message.id for message in new}
 
     async def transact(self, function: Callable[[Session], T]) -> T:
@@ -284,15 +290,6 @@ def identify(session: Session) -> tuple[int, int]:
     found = connection_of(session).execute(text(load("inbox", "identify_database")))
     cluster, database = found.one()
     return cluster, database
-
-
-async def call_async(handler: Callable[..., Any], *arguments: Any) -> Any:
-    """Await a handler; a cancellation that it left pending is raised here."""
-    result = await handler(*arguments)
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        await asyncio.sleep(0)  # a pending cancellation must not arrive in COMMIT
-    return result
 
 
 async def _run_alone(attempt: Coroutine[Any, Any, T]) -> T:

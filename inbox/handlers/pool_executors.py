@@ -10,7 +10,12 @@ What isn't a handler's runs in sessions, as `pools` describes.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    contextmanager,
+    nullcontext,
+)
 from datetime import timedelta
 from functools import cache
 from typing import Any, Final, NoReturn, TypeAlias
@@ -18,7 +23,6 @@ from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 from psycopg.transaction import OutOfOrderTransactionNesting
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import sessionmaker
@@ -31,8 +35,14 @@ from pillarbox.inbox.errors import (
     TransactionEndedError,
 )
 from pillarbox.inbox.handlers.arguments import Arguments
-from pillarbox.inbox.handlers.attempt import Attempt, answered, once_each
-from pillarbox.inbox.handlers.executor import Executor, call_async
+from pillarbox.inbox.handlers.attempt import (
+    Attempt,
+    answered,
+    awaited,
+    execute,
+    once_each,
+)
+from pillarbox.inbox.handlers.executor import Executor
 from pillarbox.inbox.handlers.pools import (
     AnyPool,
     async_engine_of,
@@ -41,7 +51,6 @@ from pillarbox.inbox.handlers.pools import (
 )
 from pillarbox.inbox.handlers.routes import Handler, name_of
 from pillarbox.inbox.handlers.signature import Takes, is_async
-from pillarbox.inbox.handlers.terms import as_failure
 from pillarbox.inbox.idle import as_setting, decides, limiting
 from pillarbox.inbox.receipt import insert_receipts, receipt_values, refusal_of_many
 from pillarbox.inbox.transaction import HOLDS_RECEIPT
@@ -56,6 +65,7 @@ from pillarbox.outbox.tracing import causing
 
 _Connection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
+_AS_IT_FAILS: Final = nullcontext()
 _MARK: Final = b"default_transaction_read_only"
 
 
@@ -203,92 +213,58 @@ class PoolExecutor(Executor):
             )
 
     @override
-    async def _attempt_async(self, attempt: Attempt, failing: as_failure) -> set[UUID]:
+    async def _attempt(
+        self, attempt: Attempt, failing: AbstractContextManager[None] = _AS_IT_FAILS
+    ) -> set[UUID]:
         receipts = _Receipts(attempt)
 
         async def begin() -> None:
             # Whatever the pool's `check` has begun, for example.
-            await connection.rollback()
-            await stack.enter_async_context(connection.transaction())
-            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-                await cursor.execute(_statement(), receipts.values)
-                receipts.recorded(await cursor.fetchall(), connection)
+            await awaited(connection.rollback())
+            transaction = connection.transaction()
+            if self.has_coroutines:
+                await stack.enter_async_context(transaction)
+            else:
+                stack.enter_context(transaction)
+            cursor = await execute(connection, _statement(), receipts.values)
+            receipts.recorded(await awaited(cursor.fetchall()), connection)
 
         try:
-            await self._open_async()
-            connection = await self._pool.getconn()
+            await self.open()
+            connection = await awaited(self._pool.getconn())
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(limiting(attempt.max_idle))
                 try:
-                    await answered(begin(), self._max_idle)
+                    if self.has_coroutines:
+                        await answered(begin(), self._max_idle)
+                    else:
+                        with self.questions.asked(connection):
+                            await begin()
                 except Exception as error:  # noqa: BLE001 (it is translated)
                     receipts.refused(error, connection)
                 if new := receipts.new:
                     with receipts.protected(connection), failing:
-                        await call_async(attempt.call_async, connection, new)
-                    await attempt.settle_async(connection)
+                        await attempt.call(connection, new)
+                    await attempt.settle(connection)
             _check_committed(connection)
         except OutOfOrderTransactionNesting as error:
             raise _error_of(error) from None
         finally:
-            await self._pool.putconn(connection)
+            await awaited(self._pool.putconn(connection))
         return {message.id for message in receipts.new}
 
-    @override
-    def _attempt(self, attempt: Attempt) -> set[UUID]:
-        receipts = _Receipts(attempt)
-        try:
-            self._open()
-            connection = self._pool.getconn()
-        except Exception as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(limiting(attempt.max_idle))
-                try:
-                    with (
-                        self.questions.asked(connection),
-                        psycopg.Cursor(connection, row_factory=tuple_row) as cursor,
-                    ):
-                        connection.rollback()
-                        stack.enter_context(connection.transaction())
-                        cursor.execute(_statement(), receipts.values)
-                        receipts.recorded(cursor.fetchall(), connection)
-                except Exception as error:  # noqa: BLE001 (it is translated)
-                    receipts.refused(error, connection)
-                if new := receipts.new:
-                    with receipts.protected(connection):
-                        attempt.call(connection, new)
-                    attempt.settle(connection)
-            _check_committed(connection)
-        except OutOfOrderTransactionNesting as error:
-            raise _error_of(error) from None
-        finally:
-            self._pool.putconn(connection)
-        return {message.id for message in receipts.new}
+    _attempt_async = _attempt
 
     @override
     async def open(self) -> None:
         """Open the pool if nobody has: once closed, it can't be opened again."""
-        await self._open_async() if self.has_coroutines else self._open()
-
-    async def _open_async(self) -> None:
-        if self._pool.closed:
-            with self._opening():
-                await self._pool.open()
-
-    def _open(self) -> None:
-        if self._pool.closed:
-            with self._opening():
-                self._pool.open()
-
-    @contextmanager
-    def _opening(self) -> Iterator[None]:
+        if not self._pool.closed:
+            return
         try:
-            yield
+            await awaited(self._pool.open())
         except psycopg.OperationalError as error:
             raise ConfigError(
                 f"sessions {shorten(self._pool)}: {error}; create another pool"

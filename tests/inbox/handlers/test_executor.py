@@ -1,6 +1,5 @@
 """Sync and async handlers obey the same rules."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -41,10 +40,7 @@ async def call(handler: Any, terms: Terms) -> None:
     registered = Registered(handler, Takes.ONE, terms)
     running = Call("", MESSAGE, None)
     attempt = Attempt(registered, [MESSAGE], "billing", None, running)
-    if asyncio.iscoroutinefunction(handler):
-        await attempt.call_async(SESSION, [MESSAGE])
-    else:
-        attempt.call(SESSION, [MESSAGE])
+    await attempt.call(SESSION, [MESSAGE])
 
 
 def raising(error: Exception) -> list[Any]:
