@@ -1,6 +1,7 @@
 """The metrics of a relay, for Prometheus; needs the extra `metrics`."""
 
 import collections
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -30,6 +31,8 @@ class RelayMetrics:
     def __init__(
         self, registry: CollectorRegistry, topics: TopicLabels, counts: RelayCounts
     ) -> None:
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(LatencyHistogram, labels=[], registry=registry)
         self._topics = topics
         self._by_topic = {
             name: Counter(
@@ -44,21 +47,15 @@ class RelayMetrics:
                 ("dead_lettered", "Messages that became dead letters of the outbox."),
             )
         }
-        LatencyHistogram(
+        histogram(
             "pillarbox_relay_add_to_publish_seconds",
             "Time from adding a message, or the moment it was scheduled for, until the"
             " broker accepted it.",
-            [],
-            LONG,
-            registry,
+            bounds=LONG,
         ).share(counts.latencies)
         self._claims, self._publishes, self._settlements = (
-            LatencyHistogram(
-                f"pillarbox_relay_{name}_duration_seconds",
-                documentation,
-                [],
-                SHORT,
-                registry,
+            histogram(
+                f"pillarbox_relay_{name}_duration_seconds", documentation, bounds=SHORT
             )
             for name, documentation in (
                 ("claim", "Time to read a batch of messages from the database."),
@@ -66,20 +63,16 @@ class RelayMetrics:
                 ("settle", "Time to record the outcomes of a batch."),
             )
         )
-        self._lanes = Gauge(
-            "pillarbox_relay_lanes",
-            "Lanes held by this relay, of 48 in total.",
-            registry=registry,
+        self._lanes = gauge(
+            "pillarbox_relay_lanes", "Lanes held by this relay, of 48 in total."
         )
-        self._blocked_keys = Gauge(
+        self._blocked_keys = gauge(
             "pillarbox_relay_blocked_keys",
             "Blocked keys: the first message is waiting for a retry.",
-            registry=registry,
         )
-        self._breaker_open = Gauge(
+        self._breaker_open = gauge(
             "pillarbox_relay_breaker_open",
             "1 while the broker is unavailable and nothing is claimed.",
-            registry=registry,
         )
         self._counters: dict[str, dict[str, Counter]] = {}
 

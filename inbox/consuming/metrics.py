@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -39,6 +40,10 @@ class ConsumerMetrics:
     def __init__(
         self, registry: CollectorRegistry, topics: TopicLabels, counts: ConsumerCounts
     ) -> None:
+        gauge = partial(Gauge, labelnames=["consumer"], registry=registry)
+        histogram = partial(
+            LatencyHistogram, labels=["consumer"], bounds=LONG, registry=registry
+        )
         self._topics = topics
         self._by_topic = {
             name: Counter(
@@ -55,64 +60,43 @@ class ConsumerMetrics:
                 ("dead_lettered", "Messages that became dead letters of the inbox."),
             )
         }
-        self._handler_duration = LatencyHistogram(
+        self._handler_duration = histogram(
             "pillarbox_consumer_handler_duration_seconds",
             "Time to handle a message and to commit.",
-            ["consumer", "topic"],
-            LONG,
-            registry,
+            labels=["consumer", "topic"],
         )
-        self._publish_to_handle = LatencyHistogram(
+        self._publish_to_handle = histogram(
             "pillarbox_consumer_publish_to_handle_seconds",
             "Time from publishing a message until its handler was called, if the"
             " broker records that time.",
-            ["consumer"],
-            LONG,
-            registry,
         )
-        LatencyHistogram(
+        histogram(
             "pillarbox_consumer_add_to_handled_seconds",
             "Time from adding a message until it was handled.",
-            ["consumer"],
-            LONG,
-            registry,
         ).share(counts.latencies, counts.consumer)
-        self._in_flight = Gauge(
-            "pillarbox_consumer_in_flight_messages",
-            "Running handlers.",
-            ["consumer"],
-            registry=registry,
+        self._in_flight = gauge(
+            "pillarbox_consumer_in_flight_messages", "Running handlers."
         )
-        self._held = Gauge(
-            "pillarbox_consumer_held_messages",
-            "Messages fetched and not yet settled.",
-            ["consumer"],
-            registry=registry,
+        self._held = gauge(
+            "pillarbox_consumer_held_messages", "Messages fetched and not yet settled."
         )
-        self._paused = Gauge(
+        self._paused = gauge(
             "pillarbox_consumer_paused",
             "1 while the consumer or a topic of it is paused, else 0.",
-            ["consumer"],
-            registry=registry,
         )
-        self._blocked = Gauge(
+        self._blocked = gauge(
             "pillarbox_consumer_blocked_keys",
             "Blocked keys: the first message is waiting for a retry in this process.",
-            ["consumer"],
-            registry=registry,
         )
-        self._blocked_age = Gauge(
+        self._blocked_age = gauge(
             "pillarbox_consumer_blocked_key_age_seconds",
             "Longest time that a key has been blocked.",
-            ["consumer"],
-            registry=registry,
         )
-        self._handler_age = Gauge(
+        self._handler_age = gauge(
             "pillarbox_consumer_longest_handler_seconds",
             "Run time of the most overdue handler, or else of the longest-running"
             " one, if more than a few seconds.",
-            ["consumer", "handler", "overdue"],
-            registry=registry,
+            labelnames=["consumer", "handler", "overdue"],
         )
         self._known: dict[tuple[str, str], _OfTopic] = {}
         # Cached by topic, which is faster than finding the label. Topics that share a
