@@ -132,7 +132,7 @@ class Consumer(Process):
             threads, or a tuple of both, for handlers of both kinds. Instead, a psycopg
             pool, for handlers that take a connection: an `AsyncConnectionPool` for
             async handlers, a `ConnectionPool` for plain functions. The consumer
-            opens a pool that isn't open, and closes it then.
+            opens a pool that isn't open, and then also closes it.
         name: identifies the consumer's receipts, subscriptions and consumer group; all
             replicas of a consumer use the same name.
         queues: the queues to serve, with their weights. Default: all, with equal
@@ -150,9 +150,9 @@ class Consumer(Process):
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
         drain: how long a stop waits for running handlers.
-        rollout: how long a rolling deploy takes. For this long, messages that this
-            replica has no handler for are handed back, since others can have one; then
-            they are dead-lettered.
+        rollout: how long a rolling deploy takes. For this long, messages for which this
+            replica has no handler are handed back, since another replica may have one;
+            then they are dead-lettered.
         codec: decodes payloads; a message that it can't decode is dead-lettered
             unchanged. Without one, encoded messages are handed back, and wait.
         redact: removes confidential parts from reasons and stack traces.

@@ -231,7 +231,7 @@ class DeliveryReturned(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerMissing(Event):
-    """The first message of a topic came that this replica has no handler for.
+    """The replica got the first message of a topic for which it has no handler.
 
     It hands the topic's messages back, so that a replica with a newer release gets
     them; after `rollout` it dead-letters them.
@@ -256,12 +256,13 @@ class HandlerMissing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecMissing(Event):
-    """The first encoded message of a topic came, and the consumer has no codec.
+    """The consumer got the first encoded message of a topic, and has no codec.
 
-    It hands such messages back until it is restarted with one, and gives none up.
+    It hands such messages back until it is restarted with a codec, and dead-letters
+    none of them.
 
     Attributes:
-        reason: which codec the message was encoded by.
+        reason: the codec that encoded the message.
     """
 
     level = logging.WARNING
@@ -316,7 +317,7 @@ class StandingBy(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyEnded(Event):
-    """No other replica receives topics for which this one has stood by."""
+    """The replica no longer stands by for any topic."""
 
     ends = (StandingBy,)
 

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def message_id(message: Message) -> MessageId:
-    """Return the id that a message's receipt has: the default for `key`.
+    """Return the id for a message's receipt: the default for `key`.
 
     Args:
         message: one that a relay published, or of another producer.

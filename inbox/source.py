@@ -69,7 +69,7 @@ class Delivery(Protocol):
         It was not started, and no attempt is counted. This replica doesn't get it again
         before the delay has passed and, unlike after a nack, doesn't keep it in memory:
         any number of messages can be handed back while others are delivered. Returns
-        False, and does nothing, if that isn't possible: then it waits in its line.
+        False, and does nothing, if that isn't possible: then it waits in this process.
         """
 
 
@@ -172,7 +172,7 @@ class Source(Protocol):
 
     @property
     def abilities(self) -> Abilities:
-        """What else it can do."""
+        """What this source can do beyond the contract."""
 
     async def __aenter__(self) -> Self:
         """Connect; raise `BrokerUnavailableError` if the broker is unavailable."""

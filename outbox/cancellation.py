@@ -42,7 +42,7 @@ _RAW: Final = _STATEMENT.format("%s::uuid, %s::text").encode()
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """No reader gets the message, if the transaction commits; or it was so already."""
+    """No reader gets the message, once the transaction commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class TooLate:
     """The message is due, or was not scheduled.
 
     Attributes:
-        readers: its state at each reader, as in `outbox.message_status`. `ready` means
-            that a process may have it in hand now.
+        readers: its state for each reader, as in `outbox.message_status`. `ready` means
+            that a process may be publishing or handling it.
     """
 
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -86,15 +86,15 @@ def cancel(
 def cancel(session: Any, message_id: UUID, *, reason: str | None = None) -> Any:
     """Cancel a scheduled message in the transaction of `session`.
 
-    A rollback takes it back. While the transaction is open, no reader gets the message,
-    even if it becomes due. It was `Cancelled` for all readers, those to come included;
-    or it is `TooLate`, since the message is due; or it is an `UnknownMessage`.
+    A rollback undoes it. While the transaction is open, no reader gets the message,
+    even if it becomes due. Returns `Cancelled`, which holds for all present and future
+    readers, `TooLate` if the message is due, or `UnknownMessage`.
 
     Args:
         session: as for `add`; messages that were added to it are flushed first. With an
             async one, await the call.
-        message_id: that of the message, `Message.id`.
-        reason: why; stored with it.
+        message_id: the message's `id`.
+        reason: why; it is stored.
 
     Raises:
         InvalidMessageError: `message_id` isn't a `UUID`.

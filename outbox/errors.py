@@ -103,7 +103,7 @@ class NotASessionError(OutboxError, TypeError):
 
 
 class BrokerUnavailableError(OutboxError):
-    """The broker is unavailable: this costs no message an attempt."""
+    """The broker is unavailable; no attempt is counted."""
 
 
 class BrokerTimeoutError(BrokerUnavailableError):

@@ -50,17 +50,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMeasured(Event):
-    """How a relay or a consumer does, reported every few seconds.
+    """The state of a relay or a consumer, reported every few seconds.
 
     Attributes:
         name: the consumer's name; `main` for a relay.
         in_flight: batches that are being published, or running handlers.
         held: a consumer's messages that were fetched and are not settled yet, including
             those in flight; the lanes that a relay leases.
-        blocked_keys: keys whose first message waits for its retry. For a lane of a
-            relay with more of them than a claim can carry, that maximum.
-        blocked_for: how long the first of a consumer's keys has waited.
-        failing_since: since when something has kept failing; None if nothing fails.
+        blocked_keys: keys whose first message waits for its retry; a relay counts at
+            most as many in a lane as a claim can carry.
+        blocked_for: the longest time that a consumer's key has been blocked.
+        failing_since: since when it has been failing; None if nothing fails.
         reason: the last failure.
         running_id: the message of the handler that has been running for longest, if for
             longer than a few seconds; one that is overdue comes first.
@@ -127,7 +127,7 @@ class ObserverFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFailed(Event):
-    """A relay or a consumer ended by an error, or because its task was cancelled.
+    """A relay or a consumer ended with an error, or because its task was cancelled.
 
     `run`, or the end of its block, raises the error.
     """
@@ -147,7 +147,7 @@ class StartDelayed(Event):
 
     Attributes:
         reason: the error.
-        remedy: what to do, if it doesn't end by itself.
+        remedy: what to do if the wait doesn't end by itself.
         waited: for how long it has tried to start.
     """
 

@@ -69,14 +69,14 @@ class Message:
     Attributes:
         topic: the destination at the broker.
         payload: the body, as bytes.
-        key: messages with one key and priority stay in order; None means no order.
+        key: messages with the same key and priority stay in order; None means no order.
         tenant: the customer or account it belongs to, for fair scheduling among
             tenants.
         headers: str to str, passed on to the consumer.
         id: the idempotency key of consumers, a UUIDv7.
         content_type: the media type of the payload.
         schema_version: the version of the payload's shape, from 1.
-        priority: the class in which it waits to be published and to be handled.
+        priority: its class, for publishing and for handling.
         available_at: don't publish it before this time; None means now.
     """
 
@@ -153,10 +153,10 @@ class Message:
         schema_version: int = 1,
         **details: Unpack[Details],
     ) -> Self:
-        """Create a message whose payload is JSON already.
+        """Create a message whose payload is already JSON.
 
         Args:
-            payload: JSON, which is checked and used as it is.
+            payload: JSON; it is checked, and used unchanged.
             details: as for `Message`.
 
         Raises:

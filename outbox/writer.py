@@ -131,8 +131,8 @@ def add(
     messages. That is logged, and unless it is an `AsyncSession`, an
     `UnsentMessagesWarning` is issued.
 
-    Instead of a session it can be a connection of SQLAlchemy Core or of psycopg. Then
-    the rows are inserted at once, and an async connection's call must be awaited.
+    `session` can also be a connection of SQLAlchemy Core or psycopg. Then the rows are
+    inserted at once; with an async connection, await the call.
 
     Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
@@ -143,7 +143,7 @@ def add(
         limits: the limits of a message, checked before and after it is encoded.
         registry: the schemas that payloads must match before they are encoded.
         codec: encodes the payloads at once, so that no table holds the originals.
-        details: the key and other attributes of the messages that are made of events.
+        details: the key and other attributes of messages made from events.
 
     Raises:
         InvalidMessageError: a message breaks a rule, doesn't match the schema that is

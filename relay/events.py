@@ -71,8 +71,8 @@ class ReaderAdded(Event):
     """The relay is the first one of the reader `main`, and has added it.
 
     Attributes:
-        messages: how many messages are there that it will publish: a number, or "at
-            least 10000".
+        messages: how many existing messages it will publish: a number, or "at least
+            10000".
         oldest: when the oldest of them was added; None if there are none.
     """
 

@@ -40,7 +40,7 @@ class RelayReader(Registration):
         name: the name of the reader.
         broker: the relay's broker, as a URL or any other name; by default the
             publisher's own identity, or the name of its class.
-        switch: whether other relays have to follow this one to its broker.
+        switch: whether this relay's broker replaces the recorded one.
     """
 
     def __init__(

@@ -49,18 +49,17 @@ class Relay(Process):
 
     Args:
         url: the database's URL, for a direct connection, not a transaction pooler.
-        publisher: the URL of the broker, or what publishes the messages; the relay
-            enters and leaves it.
+        publisher: the broker's URL, or a `Publisher`, which the relay enters and exits.
         config: the settings; see `RelayConfig`.
         observers: called with every event, besides the log.
         reader: whose messages it publishes; see `pillarbox readers`.
         topics: topics that the reader gets from now on, if it doesn't already; it is
             added if it doesn't exist.
-        broker: the URL or another name of where the publisher publishes, for the
-            comparison with other relays; by default its own `identity`.
-        switch_broker: whether other relays have to follow this one to its broker.
-        from_now: whether `main`, if this is its first relay, gets only what commits
-            from now on; by default it gets the messages that are there, too.
+        broker: the URL, or another name, of the publisher's broker, to be compared with
+            that of other relays; by default, the publisher's `identity`.
+        switch_broker: publish to this broker from now on; relays with another one stop.
+        from_now: whether `main`, if this is its first relay, gets only messages that
+            commit from now on; by default, it gets earlier ones, too.
     """
 
     def __init__(

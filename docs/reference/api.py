@@ -42,7 +42,7 @@ _INTRODUCTION: Final = """\
 
 <!-- Written by `make reference` from the code. -->
 
-What `from pillarbox import …` has. A broker's options are [on their own
+The names that `from pillarbox import …` provides. A broker's options are [on their own
 page](brokers.md), and so are the [events](events.md) that observers receive.
 """
 _SECTION: Final = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)

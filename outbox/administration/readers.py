@@ -221,7 +221,7 @@ def drop_reader(
 
 
 def held_by(reader: Reader) -> str:
-    """Return the days that a reader holds back, and their size, in words."""
+    """Return the days that a reader keeps from being dropped, and their size."""
     days = f"{reader.days} day{'s' if reader.days != 1 else ''}"
     return f"{days}, {write_size(reader.bytes)}"
 

@@ -59,11 +59,10 @@ class Shard(NamedTuple):
 
 
 def shards_option() -> Any:
-    """Declare in how many shards a relay publishes each topic."""
+    """Declare the option for the number of shards of each topic."""
     return option(
         Form.number(1, MOST_SHARDS),
         1,
         side="relay",
-        help="in how many shards each topic is published, to be read by several "
-        "replicas",
+        help="number of shards of each topic, so that several replicas can read it",
     )

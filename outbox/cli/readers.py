@@ -35,7 +35,7 @@ Name: TypeAlias = Annotated[
 
 @command(app, "list")
 def _list(*, database: Database = None, json: Json = False) -> None:
-    """List the readers, with what each has still to publish or to handle."""
+    """List the readers, with the backlog of each and the days that it holds."""
     with opened(database, "readers", rights=_RIGHTS) as connection:
         readers = list_readers(connection)
     if json:
@@ -47,7 +47,7 @@ def _list(*, database: Database = None, json: Json = False) -> None:
             "state",
             "waiting",
             "oldest",
-            "holds back",
+            "holds",
             "topics",
             "broker",
             "role",

@@ -62,8 +62,8 @@ def web(
 ) -> None:
     """Serve a page that shows dead letters, partitions and jobs, and repairs them.
 
-    Of several databases, each has its pages; the first one is that to which --broker,
-    --codec and --consumer apply.
+    Each of several databases has its own pages; --broker, --codec and --consumer apply
+    to the first one.
     """
     try:
         from pillarbox.outbox.web import Settings, TokenLogin, Viewer, web_app

@@ -83,7 +83,7 @@ class ReaderDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerMatches(Event):
-    """The recorded broker was switched to the one of this relay, which takes lanes."""
+    """The recorded broker was switched to this relay's, which now leases lanes."""
 
     ends = (BrokerDiffers, ReaderDropped)
 

@@ -34,13 +34,13 @@ _BASIC: Final = (str, int, float, bool, type(None))
 
 @singledispatch
 def jsonable(value: object) -> object:
-    """Return what encodes an object: JSON types, or objects that are encoded in turn.
+    """Return an object as JSON types, or as objects that are encoded in turn.
 
     Args:
         value: an object that `json` can't encode by itself.
 
     Raises:
-        TypeError: it isn't known how.
+        TypeError: there is no encoding for its class.
         ValueError: its value has no such encoding.
     """
     if is_dumped(type(value)):

@@ -100,7 +100,7 @@ class SchemaRegistry:
         """Return the classes that were registered for a topic.
 
         Args:
-            version: that of one; None: those of all versions.
+            version: one version; None: all versions.
         """
         return [
             kind
@@ -183,7 +183,7 @@ class SchemaRegistry:
         return message.schema_version in self._topics.get(message.topic, {})
 
     def load(self, message: Message) -> Any:
-        """Decode a payload into what its schema describes: a model, a struct, a dict.
+        """Decode a payload into its schema's type: a model, a struct or a dict.
 
         Without a schema, decode it as JSON.
 

@@ -146,7 +146,7 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     """Return libpq's connection string for a URL, also for `postgresql+driver://`.
 
     Settings in the URL override pillarbox's. A URL from a file is read again, so that
-    each connection has the present password.
+    each connection has the current password.
 
     Args:
         url: as `postgresql://user@host:port/name`.

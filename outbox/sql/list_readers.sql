@@ -1,4 +1,4 @@
--- Does:  List the readers of the outbox, with what each has still to publish or to handle, and what it holds back.
+-- Does:  List the readers of the outbox, with the backlog of each and the days that it holds.
 -- Takes: readers (null: all), most (messages that are counted of each)
 -- Gives: reader, broker, role, topics, discards, created_at, dropped_at, messages (up to most), oldest (when its oldest message was created; if more wait in the log of that day, the oldest of those counted), days (partitions with such messages), bytes (of these, with the positions and the log)
 -- Index: message_lane_idx above the positions; reads the log

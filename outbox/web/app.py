@@ -242,7 +242,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     status = 400 if isinstance(error, ConfigError) else 503
-    return await _explain(request, status, "That can't be done", str(error))
+    return await _explain(request, status, "The request failed", str(error))
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -35,8 +35,8 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
         if consumer.replicas == 0:
             if (held := consumer.held) is not None:
                 oldest += (
-                    f"; it holds back {count(held.days, 'day')} from"
-                    f" {held.since.astimezone(UTC):%F} on, {write_size(held.bytes)}"
+                    f"; it keeps {count(held.days, 'day')} from being dropped, since"
+                    f" {held.since.astimezone(UTC):%F}, {write_size(held.bytes)}"
                 )
             yield warning(
                 f"the consumer {consumer.name} is not running, and {oldest}",

@@ -31,8 +31,8 @@ def check_readers(
             start = "consume MODULE:NAME" if reader.is_consumer else relay
             yield warning(
                 f"reader {reader.reader} has a backlog of {count_of(reader)}, the"
-                f" oldest from {reader.oldest:%F %R%z}, and holds back"
-                f" {held_by(reader)}",
+                f" oldest from {reader.oldest:%F %R%z}, and keeps {held_by(reader)},"
+                " from being dropped",
                 f"pillarbox {start}  # or, if it is no longer needed, pillarbox"
                 f" readers drop {name}",
             )

@@ -77,10 +77,12 @@ class NatsOptions(BrokerOptions):
         FILE,
         side="both",
         shown="the system's",
-        help="file of the authorities' certificates, for `tls://`",
+        help="file with the CA certificates, for `tls://`",
     )
-    tls_cert: str | None = option(FILE, side="both", help="file of our certificate")
-    tls_key: str | None = option(FILE, side="both", help="file of its key")
+    tls_cert: str | None = option(
+        FILE, side="both", help="file with the client's certificate"
+    )
+    tls_key: str | None = option(FILE, side="both", help="file with its key")
     creds: str | None = option(
         FILE,
         side="both",

@@ -51,7 +51,7 @@ class RabbitMQOptions(BrokerOptions):
         _NAME,
         "outbox",
         side="both",
-        help="a durable topic exchange; created if it is missing, used as it is if not",
+        help="a durable topic exchange; created if it is missing",
     )
     unroutable: str = option(
         Form.choice("keep", "drop"),
@@ -75,7 +75,7 @@ class RabbitMQOptions(BrokerOptions):
         _NAME,
         side="consumer",
         shown="the consumer's name",
-        help="created if it is missing, used as it is if not",
+        help="the queue; created if it is missing",
     )
     queue_type: str = option(
         Form.choice("quorum", "classic"),
@@ -99,16 +99,18 @@ class RabbitMQOptions(BrokerOptions):
         Form.number(most=65_535),
         side="consumer",
         shown='6,000; 4 × the first `limit`, at least 100, with `order="none"`',
-        help="most messages held in this process",
+        help="maximum number of messages held in this process",
     )
     cacertfile: str | None = option(
         FILE,
         side="both",
         shown="the system's",
-        help="file of the authorities' certificates, for `amqps://`",
+        help="file with the CA certificates, for `amqps://`",
     )
-    certfile: str | None = option(FILE, side="both", help="file of our certificate")
-    keyfile: str | None = option(FILE, side="both", help="file of its key")
+    certfile: str | None = option(
+        FILE, side="both", help="file with the client's certificate"
+    )
+    keyfile: str | None = option(FILE, side="both", help="file with its key")
 
     @classmethod
     @override

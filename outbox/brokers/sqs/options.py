@@ -62,14 +62,14 @@ class SqsOptions(BrokerOptions):
     account: str | None = option(
         Form.text("its 12 digits", re.compile(r"[0-9]{12}").fullmatch),
         side="both",
-        shown="ours",
+        shown="the credentials'",
         help="12 digits: the account that owns the queues or topics",
     )
     endpoint_url: str | None = option(
         Form.text("https://host:port", _is_endpoint),
         side="both",
         shown="AWS",
-        help="another server with the interface of AWS",
+        help="another server that implements the API of AWS",
     )
     max_payload_bytes: int | None = payload_limit(shown="the queue's limit")
     in_flight: int = option(
@@ -85,7 +85,7 @@ class SqsOptions(BrokerOptions):
         Form.duration(_SECOND, timedelta(hours=12), whole=True),
         30 * _SECOND,
         side="consumer",
-        help="after how long a message that a dead replica held is delivered again",
+        help="time after which a dead replica's messages are delivered again",
     )
 
     @classmethod

@@ -82,7 +82,7 @@ class Backlog:
     def summary(self) -> str:
         """How many messages wait, as a sentence."""
         if not self.messages:
-            return "nothing waits"
+            return "no backlog"
         return f"{self.size} {'waits' if self.size == '1' else 'wait'}"
 
 

@@ -310,7 +310,7 @@ async def test_commands_show_a_reading_consumer_as_a_consumer_and_name_no_relay(
     assert "due, but not handled yet by billing" in said["its key"]
     assert "failed 1 time, next attempt" in said["stopped"]
     assert "reader billing has a backlog of 3 messages" in said["left"]
-    held = "and holds back 2 days, [0-9]+ kB"
+    held = "and keeps 2 days, [0-9]+ kB, from being dropped"
     assert re.search(held, said["left"].replace("\n", " "))
     assert "the consumer billing is not running, and its lag" in said["left"]
     assert "has a backlog of 3 messages" in said["drop"]

@@ -164,7 +164,7 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
         assert len(paste(database_url, remedy).splitlines()) == 1
     (behind,) = (f for f in findings if f["check"] == "readers")
     assert "reader main has a backlog of 1 message, the" in behind["finding"]
-    held = r" and holds back 1 day, (\d+) kB$"
+    held = r" and keeps 1 day, (\d+) kB, from being dropped$"
     size = (
         "SELECT sum(pg_total_relation_size(x.partition)) FROM unnest(ARRAY['message',"
         " 'position', 'deferral']) AS t, outbox.partitions('outbox.' || t) AS x"

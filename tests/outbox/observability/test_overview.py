@@ -215,5 +215,5 @@ def test_status_says_which_days_a_consumer_holds_that_is_down_without_a_relay(
     assert (billing.held.days, billing.replicas) == (2, 0)
     (found,) = (it for it in findings if it.check == "backlog")
     yesterday = f"{overview.at - timedelta(days=1):%F}"
-    assert f"holds back 2 days from {yesterday} on, " in found.finding
+    assert f"keeps 2 days from being dropped, since {yesterday}, " in found.finding
     assert "pillarbox readers drop billing" in found.remedy
