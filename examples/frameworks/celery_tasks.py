@@ -55,7 +55,7 @@ class CeleryPublisher:
         self._app.pool.force_close_all()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Acked | Nacked]:
-        """Send each message as a task, whose id is that of the message."""
+        """Send each message as a task with the message's id."""
         return [await asyncio.to_thread(self._send, message) for message in batch]
 
     def _send(self, message: Message) -> Acked | Nacked:

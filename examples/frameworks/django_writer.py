@@ -40,7 +40,7 @@ class Order(models.Model):
     reference = models.TextField()  # type: ignore[var-annotated]
 
     class Meta:
-        """The table is that of the other examples."""
+        """The other examples use the same table."""
 
         app_label = "shop"
         db_table = "purchase"

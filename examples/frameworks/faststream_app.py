@@ -21,7 +21,7 @@ from pillarbox.inbox.frameworks.faststream import Idempotent
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"
-# By default, a message whose handler fails is dropped, or was acked beforehand.
+# By default, a message whose handler fails is dropped, or has already been acked.
 AGAIN = AckPolicy.NACK_ON_ERROR
 
 

@@ -15,7 +15,7 @@ from pillarbox import Message, add, sqlalchemy_url
 
 
 class Base(DeclarativeBase):
-    """What `db.Model` is made of."""
+    """The base class of `db.Model`."""
 
 
 app = Flask(__name__)

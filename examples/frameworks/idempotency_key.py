@@ -1,4 +1,4 @@
-"""FastAPI: a route that answers a repeated `Idempotency-Key` as it did the first time.
+"""FastAPI: a route that repeats its first answer to an `Idempotency-Key`.
 
 uvicorn examples.frameworks.idempotency_key:app
 
@@ -46,7 +46,7 @@ async def answer_once(
 ) -> Response:
     """Return the first answer to a key, or answer now and keep it."""
     lock = func.hashtextextended(f"{client} {key}", 0)
-    # Held until the transaction ends: then the first answer is there, or there is none.
+    # Held until the transaction ends: by then the first answer is stored, or gone.
     if not await session.scalar(func.pg_try_advisory_xact_lock(lock)):
         raise HTTPException(409, "a request with this key is running; try again")
     sent = f"{request.method} {request.url.path} ".encode() + await request.body()
@@ -86,7 +86,7 @@ async def place(
     client: Annotated[str, Header(alias="X-Client", max_length=64)],
     key: Annotated[str, Header(alias="Idempotency-Key", min_length=8, max_length=255)],
 ) -> Response:
-    """Save an order and its message, or answer as the first time."""
+    """Save an order and its message, or repeat the first answer."""
 
     async def save() -> Response:
         session.add(Order(reference=order.reference))

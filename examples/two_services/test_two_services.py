@@ -1,4 +1,4 @@
-"""What one service announces, the other one handles, also in an older version."""
+"""Each service handles the other's messages, also those of an older version."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ async def test_an_order_of_the_release_before_is_in_euros(
     id = uuid4()
     placed = {"order_id": str(id), "customer": "Ada Lovelace", "amount": "9.50"}
     with sessions.begin() as session:
-        # Here, only the present version of the event is declared.
+        # Here, only the current version of the event is declared.
         session.execute(func.outbox.add("orders.placed", json.dumps(placed).encode()))
 
     await drain(invoicing.consumer, sessions=sessions)

@@ -1,1 +1,1 @@
-"""A shop that takes orders and bills them: what pillarbox's tutorial builds."""
+"""A shop that takes orders and bills them: the result of pillarbox's tutorial."""

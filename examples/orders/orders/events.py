@@ -1,4 +1,4 @@
-"""What happens in the shop, as other services see it."""
+"""The shop's events, as other services see them."""
 
 from decimal import Decimal
 from uuid import UUID

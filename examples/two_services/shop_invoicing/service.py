@@ -32,7 +32,7 @@ class Invoice(Base):
 
 
 class OrderPlaced(BaseModel):
-    """What this service reads of the event; it ignores other fields."""
+    """The fields of the event that this service reads; it ignores the others."""
 
     order_id: UUID
     amount: Decimal

@@ -14,7 +14,7 @@ STATES = "SELECT id, state, available_at FROM outbox.message_status ORDER BY seq
 
 def test_scheduled_messages_are_listed_and_filtered(database_url: str) -> None:
     with browsing(database_url) as browser:
-        assert "No scheduled message waits." in shown(browser.get("/scheduled"))
+        assert "No scheduled messages." in shown(browser.get("/scheduled"))
         insert(
             database_url,
             Message("reminders", b"", key=HOSTILE, available_at=DUE),
@@ -27,7 +27,7 @@ def test_scheduled_messages_are_listed_and_filtered(database_url: str) -> None:
         assert "reminders" in text
         assert "other" not in text
         text = shown(browser.get("/scheduled?tenant=none"))
-        assert "No scheduled message matches." in text
+        assert "No scheduled messages match." in text
 
 
 def test_a_message_is_cancelled_and_who_asked_is_recorded(database_url: str) -> None:
