@@ -42,7 +42,7 @@ _RAW: Final = _STATEMENT.format("%s::uuid, %s::text").encode()
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """No reader gets the message, once the transaction commits."""
+    """The message is cancelled when the transaction commits, or already was."""
 
 
 @dataclass(frozen=True, slots=True)

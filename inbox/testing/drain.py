@@ -56,14 +56,14 @@ class DeadLettered:
 
 @dataclass(slots=True)
 class Drained:
-    """What became of the messages.
+    """The outcomes of the delivered messages.
 
     Attributes:
         handled: the messages whose effects were committed, in order; a message that
-            several consumers handled is there several times.
-        duplicates: those that had been handled before.
-        dead_lettered: those that became dead letters.
-        later: those whose handler raised `RetryLater`; the next `drain` delivers them.
+            several consumers handled is listed several times.
+        duplicates: messages that had been handled before.
+        dead_lettered: messages that became dead letters.
+        later: messages whose handler raised `RetryLater`, for the next `drain`.
     """
 
     handled: list[Message] = field(default_factory=list)
