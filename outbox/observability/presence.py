@@ -23,6 +23,7 @@ from pillarbox.outbox.gather import end
 from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.postgres.remedy import remedy_of
 
+RELEASE_VARIABLE: Final = "PILLARBOX_RELEASE"
 INTERVAL: Final = 10.0
 """Seconds between two updates of the row."""
 _REPORT: Final = 5.0
@@ -69,8 +70,11 @@ class Presence:
         counters: TopicCounters,
     ) -> None:
         self._counters = counters
-        host = f"{socket.gethostname()} {os.getpid()}"
-        self._values: dict[str, Any] = {"id": uuid4(), "host": host, "broker": broker}
+        self._values: dict[str, Any] = {
+            "id": uuid4(),
+            "host": this_process(),
+            "broker": broker,
+        }
         self._measure = measure
         self._write = write
         self._notify = notify
@@ -126,6 +130,13 @@ class Presence:
                 self._notify(
                     PresenceNotRecorded(reason=one_line(error), remedy=remedy_of(error))
                 )
+
+
+def this_process() -> str:
+    """Return its host and process id, and which release of your code it runs."""
+    release = os.environ.get(RELEASE_VARIABLE)
+    shown = f" ({release})" if release else ""
+    return f"{socket.gethostname()} {os.getpid()}{shown}"
 
 
 def _urgent(measured: ProcessMeasured) -> tuple[object, ...]:

@@ -12,8 +12,6 @@ operation; ask again for what is left.
 import asyncio
 import hmac
 import json
-import os
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -44,6 +42,7 @@ from pillarbox.outbox.errors import ConfigError, one_line
 from pillarbox.outbox.events import Observer
 from pillarbox.outbox.logs.printable import count
 from pillarbox.outbox.observability.measures.processes import Process, list_processes
+from pillarbox.outbox.observability.presence import this_process
 from pillarbox.outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.web.database import RIGHTS
@@ -66,7 +65,7 @@ _KINDS: Final = ("retry", "discard")
 _LOCK: Final = {"lock_class": LOCK_CLASS, "lock": Lock.OPERATION}
 
 _RUNS: Final = {
-    "host": f"{socket.gethostname()} {os.getpid()}",
+    "host": this_process(),
     "since": datetime.now(UTC),
     "version": version("pillarbox"),
 }

@@ -23,7 +23,7 @@ class Process:
 
     Attributes:
         name: the consumer's name; the reader's, for a relay.
-        host: the name of its host, and its process id there.
+        host: the name of its host, its process id there, and its release, if known.
         role: its login.
         broker: where it publishes to or receives from, without credentials.
         failing_since: since when something has kept failing; None if nothing fails.

@@ -1,6 +1,7 @@
 """Each process records that it runs, and what it fails at, in a row of its own."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -16,7 +17,10 @@ from pillarbox.inbox.source import Abilities, Delivery
 from pillarbox.inbox.sources.memory import MemorySource
 from pillarbox.outbox.errors import BrokerUnavailableError
 from pillarbox.outbox.observability.measures.processes import Process, list_processes
-from pillarbox.outbox.observability.presence import PresenceNotRecorded
+from pillarbox.outbox.observability.presence import (
+    RELEASE_VARIABLE,
+    PresenceNotRecorded,
+)
 from pillarbox.relay.events import BrokerLost
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import DRIVERS, NEVER, consuming, is_plain, sessions_by
@@ -46,13 +50,15 @@ async def recorded(url: str, side: str, condition: str = "true") -> Process:
 
 
 async def test_a_relay_is_recorded_while_it_runs_and_while_its_broker_is_away(
-    database_url: str,
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(RELEASE_VARIABLE, "2026.11.3")
     publisher = ScriptedPublisher()
     async with running(as_role(database_url, "pillarbox_relay"), publisher) as relay:
         process = await recorded(database_url, "outbox")
         assert (process.kind, process.name) == ("relay", "main")
         assert process.broker == "ScriptedPublisher"
+        assert process.host.endswith(f" {os.getpid()} (2026.11.3)")
         assert (process.failing_since, process.reason) == (None, None)
 
         publisher.away = "connection refused"
