@@ -1,5 +1,6 @@
 """The counts of a relay since its last report; see `RelayActive`."""
 
+from collections import Counter
 from datetime import timedelta
 
 from pillarbox.outbox.events import Event, ProcessMeasured
@@ -19,7 +20,8 @@ def count_topics(counters: TopicCounters, event: Event) -> None:
     """Count what an event means for the charts of the page."""
     match event:
         case BatchPublished():
-            counters.done(event.topics)
+            for topic, count in Counter(event.topics).items():
+                counters.done(topic, count)
         case MessageRefused() | MessageDeadLettered():
             counters.failed(event.topic)
 

@@ -15,7 +15,6 @@ from pillarbox.inbox.events import (
     RetryRequested,
 )
 from pillarbox.outbox.events import Event, ProcessMeasured
-from pillarbox.outbox.message_id import seconds_since_epoch
 from pillarbox.outbox.observability.counters import TopicCounters
 from pillarbox.outbox.observability.latency import Latencies
 
@@ -33,10 +32,9 @@ def count_topics(counters: TopicCounters, event: Event) -> None:
     """Count what an event means for the charts of the page."""
     match event:
         case MessageHandled():
-            counters.done((event.topic,))
-            added = seconds_since_epoch(event.id)
-            if added is not None:
-                counters.took(event.topic, time.time() - added)
+            counters.done(event.topic)
+            if event.due_at is not None:
+                counters.took(event.topic, time.time() - event.due_at)
         case HandlerFailed() | MessageDeadLettered():
             counters.failed(event.topic)
 
@@ -60,9 +58,8 @@ class ConsumerCounts:
         for name in COUNTED.get(type(event), ()):
             self._counts[name] += 1
         if isinstance(event, MessageHandled):
-            added = seconds_since_epoch(event.id)
-            if added is not None:
-                self.latencies.add(time.time() - added)
+            if event.due_at is not None:
+                self.latencies.add(time.time() - event.due_at)
         elif isinstance(event, ProcessMeasured):
             self._in_flight, self._held = event.in_flight, event.held
 

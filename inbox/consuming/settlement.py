@@ -91,6 +91,7 @@ from pillarbox.outbox.errors import (
 )
 from pillarbox.outbox.events import Observers
 from pillarbox.outbox.limits import check_received
+from pillarbox.outbox.message_id import seconds_since_epoch
 from pillarbox.outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -383,10 +384,12 @@ class _Turn:
                 FinishedJobFailed, reason=late.reason, stacktrace=late.reported
             )
         if is_new:
+            scheduled, id = self._message.available_at, self._message.id
             self._notify(
                 MessageHandled,
                 seconds=time.monotonic() - self._began,
                 published_at=self._delivery.published_at,
+                due_at=scheduled.timestamp() if scheduled else seconds_since_epoch(id),
             )
         else:
             self._notify(DuplicateSkipped)

@@ -627,6 +627,7 @@ def read_row(
             content_type=row.content_type,
             schema_version=row.schema_version,
             priority=priority_of(row.lane),
+            available_at=row.due_at,
         )
     return ClaimedMessage(
         row.lane,

@@ -4,8 +4,6 @@ The page makes rates of it: see `pillarbox.outbox.web.history`.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 from pillarbox.outbox.cloudevents.raw_text import storable
@@ -23,10 +21,9 @@ class TopicCounters:
     def __init__(self) -> None:
         self._topics: dict[str, tuple[list[int], Latencies]] = {}
 
-    def done(self, topics: Iterable[str]) -> None:
+    def done(self, topic: str, count: int = 1) -> None:
         """Count messages that were published or handled."""
-        for topic, count in Counter(topics).items():
-            self._of(topic)[0][0] += count
+        self._of(topic)[0][0] += count
 
     def took(self, topic: str, seconds: float) -> None:
         """Add the time of a message from its commit to its end."""

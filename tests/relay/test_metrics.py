@@ -203,7 +203,9 @@ async def test_messages_are_timed_from_when_they_were_added_or_due(
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as seen:
         await publisher.until_acked(2)
-    assert {*due_at(seen)} == {*timestamps(database_url, DUE)}
+    due = {*timestamps(database_url, DUE)}
+    assert {*due_at(seen)} == due
+    assert {it.available_at for call in publisher.calls for it in call} == due
     assert seen.counts.take(MINUTE).lag is not None
 
 

@@ -181,6 +181,7 @@ async def test_a_small_prefetch_does_not_make_due_messages_wait_for_a_poll(
     async with source, asyncio.timeout(20):
         while received < len(scheduled):
             for delivery in await source.receive(limit=10):
+                assert delivery.message.available_at == due
                 received += 1
                 await delivery.ack()
 

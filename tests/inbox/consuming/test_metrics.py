@@ -154,6 +154,7 @@ def handled(message: Message, *, published_at: float | None) -> MessageHandled:
         key=None,
         seconds=0.5,
         published_at=published_at,
+        due_at=published_at,
     )
 
 
