@@ -79,35 +79,39 @@ def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
     """Read the groups, and the newest dead letters."""
-    selection = Selection.of(query)
-    rows, older = _read_rows(connection, selection, query.get("before", ""))
+    selection, before = Selection.of(query), read_place(query.get("before", ""))
+    groups = read_groups(connection, selection, _MOST_GROUPS)
+    # To find none again would take as long as counting them.
+    rows = _read_rows(connection, selection, before) if groups.total else []
+    older = ""
+    if len(rows) > _MOST_ROWS:
+        last = rows[_MOST_ROWS - 1].it
+        older = write_place(ListPosition(last.created_at, last.id))
     return {
         "selection": selection,
         "sides": SIDES,
         "statuses": STATUSES,
-        "groups": read_groups(connection, selection, _MOST_GROUPS),
-        "rows": rows,
+        "groups": groups,
+        "rows": rows[:_MOST_ROWS],
         "older": older,
         "is_pending": selection.status == Status.PENDING,
     }
 
 
 def _read_rows(
-    connection: AdministrationConnection, selection: Selection, before: str
-) -> tuple[list[OnSide], str]:
-    """Return a page of the list, and where the next one begins."""
-    criteria = selection.criteria(before=read_place(before), max_rows=_MOST_ROWS + 1)
+    connection: AdministrationConnection,
+    selection: Selection,
+    before: ListPosition | None,
+) -> list[OnSide]:
+    """Return a page of the list, and the next ones."""
+    criteria = selection.criteria(before=before, max_rows=_MOST_ROWS + 1)
     rows = [
         OnSide(side, summary)
         for side in selection.sides
         for summary in DeadLetterTable(connection, side).summaries(criteria)
     ]
     rows.sort(key=lambda row: (row.it.created_at, row.it.id), reverse=True)
-    older = ""
-    if len(rows) > _MOST_ROWS:
-        last = rows[_MOST_ROWS - 1].it
-        older = write_place(ListPosition(last.created_at, last.id))
-    return rows[:_MOST_ROWS], older
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ from pillarbox.outbox.web.selection import Selection, check_text
 _MOST_ROWS: Final = 20
 _MOST_GROUPS: Final = 1
 _LEAST_PART: Final = 6
-_WINDOWS: Final = {"key": "7d", "topic": "1h", "tenant": "1h"}
-"""An index finds a key; for a topic or a tenant, messages are read."""
+_WHOLE: Final = 32
+_WINDOWS: Final = {"key": "24h", "topic": "1h", "tenant": "1h"}
+"""Messages are read: for a key those of its lanes, a sixteenth of all."""
 
 
 async def search(request: Request) -> Response:
@@ -45,7 +46,12 @@ def _find(connection: AdministrationConnection, text: str) -> list[tuple[str, st
     """Return addresses below the page's own, and what is there."""
     if not text:
         return []
-    found = _find_ids(connection, text)
+    digits = text.replace("-", "").lower()
+    is_id = re.fullmatch(rf"[0-9a-f]{{{_LEAST_PART},{_WHOLE}}}", digits) is not None
+    is_whole = is_id and len(digits) == _WHOLE
+    found = _find_ids(connection, digits) if is_id else []
+    if found and is_whole:
+        return found
     for name, window in _WINDOWS.items():
         query = {name: text, "window": window}
         rows = find_messages(connection, query)
@@ -59,22 +65,21 @@ def _find(connection: AdministrationConnection, text: str) -> list[tuple[str, st
         if total:
             address = f"dead-letters?{urlencode(query)}"
             found.append((address, f"{name}: {total:,} dead letters"))
+    if is_whole and not found:  # its day may have been dropped
+        return [(f"message?id={UUID(digits)}", f"Message {UUID(digits)}")]
     return found
 
 
-def _find_ids(connection: AdministrationConnection, text: str) -> list[tuple[str, str]]:
-    digits = text.replace("-", "").lower()
-    if not re.fullmatch(rf"[0-9a-f]{{{_LEAST_PART},32}}", digits):
-        return []
+def _find_ids(
+    connection: AdministrationConnection, digits: str
+) -> list[tuple[str, str]]:
     values: dict[str, Any] = {
-        "first": UUID(digits.ljust(32, "0")),
-        "last": UUID(digits.ljust(32, "f")),
+        "first": UUID(digits.ljust(_WHOLE, "0")),
+        "last": UUID(digits.ljust(_WHOLE, "f")),
         "max_rows": _MOST_ROWS,
     }
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(load("outbox", "find_ids"), values).fetchall()
-    if not rows and len(digits) == 32:  # its day may have been dropped
-        rows = [{"kind": "message", "id": UUID(digits), "topic": ""}]
     return [
         (f"message?id={it['id']}", f"Message {it['id']} {it['topic']}")
         if it["kind"] == "message"

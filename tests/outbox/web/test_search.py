@@ -35,7 +35,8 @@ def test_an_id_or_its_beginning_leads_to_the_message_or_the_dead_letter(
 def test_a_key_a_topic_or_a_tenant_leads_to_its_messages_and_dead_letters(
     database_url: str, name: str
 ) -> None:
-    values = {"topic": "orders", "key": "c 7", "tenant": "acme"}
+    key = "4cf7d3b2-8f0c-4d8b-9a57-2d5c3f9b1e60"
+    values = {"topic": "orders", "key": key, "tenant": "acme c"}
     message = Message(values["topic"], 1, key=values["key"], tenant=values["tenant"])
     insert(database_url, message)
     with browsing(database_url) as browser:
