@@ -65,6 +65,13 @@ _HANDLED: Final = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
     SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
 """
+_READER: Final = """
+WITH reader AS (
+    INSERT INTO outbox.reader (reader, broker) VALUES ('main', 'redis://broker/0')
+)
+INSERT INTO outbox.subscription (reader, topic, since, since_seq)
+VALUES ('main', '*', '1:1:', -1)
+"""
 # An hour of messages at a varying rate, published at once and handled soon after.
 _HOUR: Final = """
 WITH moment AS (
@@ -87,7 +94,7 @@ WITH moment AS (
     INSERT INTO outbox.position (created_at, ends_at, settled_at, number, up_to,
                                  messages, lane, reader, snapshot)
     SELECT day, day + interval '24 hours', max(at) + interval '40 ms', max(seq),
-           max(seq), count(*), lane, 'relay',
+           max(seq), count(*), lane, 'main',
            format('1:%s:', pg_current_xact_id()::text::bigint + 1)::pg_snapshot
       FROM (SELECT lane, seq, created_at AS at,
                    date_trunc('day', created_at, 'UTC') AS day
@@ -137,7 +144,7 @@ def _seed(url: str) -> None:
         maintain(connection, report=lambda _: None)
         for statement in (
             *("SET ROLE pillarbox_owner", _HELD_DAY, "RESET ROLE"),
-            *(_JOBS, _ASKED, _HOUR),
+            *(_READER, _JOBS, _ASKED, _HOUR),
         ):
             connection.execute(statement.encode())
     insert(url, Message("orders.paid", 1, key="c-3"), Message("orders.paid", 1))
