@@ -627,7 +627,8 @@ def read_row(
             content_type=row.content_type,
             schema_version=row.schema_version,
             priority=priority_of(row.lane),
-            available_at=row.due_at,
+            # A replay is due when it was requested, long after the event.
+            available_at=None if waiting and waiting.run else row.due_at,
         )
     return ClaimedMessage(
         row.lane,
