@@ -479,11 +479,12 @@ class Consumer(Process):
             await days.make()
             member = await member_id(self._executor)
             pauses = Pauses()
-            for source in sources.values():
+            for queue, source in sources.items():
                 source.abilities.identify(member)
-                source.abilities.pauses(pauses.has)
                 if not self._in_order:
                     source.abilities.share()
+                if source.abilities.pauses(pauses.has):
+                    pauses.kept.add(queue)
             stack.push_async_callback(end, [asyncio.create_task(days.keep())])
             outage = DatabaseOutage(self.name, observers, self._executor)
             scheduler, dispatchers = self._dispatchers(

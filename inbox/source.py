@@ -147,9 +147,11 @@ class Abilities:
             then don't stay in order. Called before the source is entered. Without it,
             one replica at a time receives the messages of a topic.
         standing_by: the topics that another replica receives now.
-        pauses: take what tells whether a topic is paused: what is handed back of such a
-            one is for no other replica, since it is paused there, too. Called before
-            the source is entered.
+        pauses: take what tells whether a topic is paused; return whether the source
+            keeps what is nacked of such a topic until it is resumed, and reads no more
+            of it, as far as the broker has topics apart. Otherwise, what is handed back
+            of it is for no other replica, since it is paused there, too. Called before
+            the source is entered, and after `share`.
     """
 
     leave_out: Callable[[Collection[str], Collection[Priority]], None] = lambda *_: None
@@ -159,7 +161,7 @@ class Abilities:
     members: Callable[[], Sequence[str]] = tuple
     share: Callable[[], None] = lambda: None
     standing_by: Callable[[], Collection[str]] = tuple
-    pauses: Callable[[Callable[[str], bool]], None] = lambda _: None
+    pauses: Callable[[Callable[[str], bool]], bool] = lambda _: False
 
 
 class Source(Protocol):

@@ -47,6 +47,7 @@ pytest_plugins = [
     "tests.fixtures.proxy",
     "tests.fixtures.kafka",
     "tests.fixtures.nats",
+    "tests.fixtures.pauses",
     "tests.fixtures.pgbouncer",
     "tests.fixtures.postgres",
     "tests.fixtures.rabbitmq",

@@ -2,7 +2,8 @@
 
 A `Backlog` holds messages that were fetched and aren't delivered yet: priorities take
 turns by weight, and within a priority messages are in order. A key waits while one of
-its messages waits: later messages stay behind it, and all other keys proceed.
+its messages waits: later messages stay behind it, and all other keys proceed. Messages
+of a paused topic stay, too; they leave the room to others, as no more of it is read.
 
 A broker delivers in order of arrival. So a source that shares its messages with no
 other replica reads ahead, and finds urgent messages behind many others.
@@ -64,6 +65,8 @@ class Backlog(Generic[T]):
         self._clock = clock
         self._ready: Lines[list[tuple[int, int, T]]] = Lines(list)
         self._left_out: Collection[Priority] = ()
+        self.is_paused: Callable[[str], bool] = lambda _: False
+        self._paused: dict[str, list[T]] = {}
         self._count = self._bytes = 0
         self._usual_bytes: float | None = None
         self._deferred: dict[str | int, list[tuple[int, int, T]]] = {}
@@ -73,12 +76,13 @@ class Backlog(Generic[T]):
 
     def __len__(self) -> int:
         """Count all items, including those that are waiting."""
-        return self._count
+        return self._count + sum(map(len, self._paused.values()))
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over all items, in no order."""
         heaps = chain(self._ready, self._deferred.values())
-        return (item for *_, item in chain.from_iterable(heaps))
+        unpaused = (item for *_, item in chain.from_iterable(heaps))
+        return chain(unpaused, *self._paused.values())
 
     @property
     def room(self) -> int:
@@ -111,12 +115,14 @@ class Backlog(Generic[T]):
             entry = heapq.heappop(line)
             item = entry[-1]
             waiting = self._deferred.get(_name(item))
-            if waiting is None:
-                taken.append(item)
-                self._count -= 1
-                self._bytes -= len(item.message.payload)
-            else:
+            if waiting is not None:
                 heapq.heappush(waiting, entry)
+                continue
+            self._count -= 1
+            self._bytes -= len(item.message.payload)
+            topic = item.message.topic
+            is_paused = self.is_paused(topic)
+            (self._paused.setdefault(topic, []) if is_paused else taken).append(item)
         return taken
 
     @property
@@ -134,6 +140,11 @@ class Backlog(Generic[T]):
     def leave_out(self, _: Collection[str], priorities: Collection[Priority]) -> None:
         """Let `take` skip these priorities until the next call."""
         self._left_out = priorities
+
+    def leave_out_paused(self, is_paused: Callable[[str], bool]) -> bool:
+        """Let `take` skip messages of paused topics; see `Abilities.pauses`."""
+        self.is_paused = is_paused
+        return True
 
     def patience(self, seconds: float) -> float:
         """Return how long to wait for news at most."""
@@ -173,10 +184,15 @@ class Backlog(Generic[T]):
             self._count += len(heap)
             self._bytes += sum(len(item.message.payload) for *_, item in heap)
         self._deferred = {name: heap for name, heap in self._deferred.items() if heap}
+        for items in self._paused.values():
+            items[:] = [item for item in items if not is_one(item)]
         for name in self._due.keys() - self._deferred.keys():
             del self._due[name]
 
     def _wake(self) -> None:
+        for topic in [it for it in self._paused if not self.is_paused(it)]:
+            for item in self._paused.pop(topic):
+                self.add(item)
         now = self._clock()
         while self._timers and self._timers[0][0] <= now:
             due, _, name = heapq.heappop(self._timers)

@@ -55,7 +55,7 @@ class Dispatcher:
         self.stopping = asyncio.Event()
         self._work = work
         self._scheduler = scheduler
-        self._queue = queue
+        self.queue = queue
         self._max_lines = max_lines
         self._max_held = max_lines + max_waiting
         self._max_of_tenant = max_lines + max_waiting // 2
@@ -78,7 +78,7 @@ class Dispatcher:
         Near the limit for payloads, it is the number that fits if they have the average
         size of those held, and at least one while there is any room.
         """
-        lines = len(self._lines) - self._parked - self._scheduler.capped(self._queue)
+        lines = len(self._lines) - self._parked - self._scheduler.capped(self.queue)
         held = self._held.total()
         shares = [left for left in self._left_of_shares().values() if left > 0]
         room = max(0, min(self._max_lines - lines, self._max_held - held, *shares))
@@ -90,7 +90,7 @@ class Dispatcher:
     @property
     def tenants_over_share(self) -> set[str]:
         """The tenants that have filled their share, so no more is fetched for them."""
-        tenants_over_share = self._scheduler.tenants_over_share(self._queue)
+        tenants_over_share = self._scheduler.tenants_over_share(self.queue)
         for tenant, held in self._held.items():
             if tenant is not None and held >= self._max_of_tenant:
                 tenants_over_share.add(tenant)
@@ -130,7 +130,7 @@ class Dispatcher:
         When the dispatcher stops, tasks that wait for a slot are cancelled, and their
         messages are returned to the broker.
         """
-        return Slot(self._scheduler, self._queue, message, self._in_wait)
+        return Slot(self._scheduler, self.queue, message, self._in_wait)
 
     async def wait_for_room(self) -> int:
         """Wait until there is room, and return how much.
@@ -179,19 +179,22 @@ class Dispatcher:
         finally:
             self._parked -= 1
 
-    async def hand_back(self, delivery: Delivery, delay: timedelta) -> bool:
+    async def hand_back(self, delivery: Delivery, delay: timedelta | None) -> bool:
         """Hand back the first delivery of a line, and those behind it in its order.
 
-        Returns False, and does nothing, if its source can't.
+        Without a delay, they are nacked. Returns False, and does nothing, if its source
+        can't.
         """
-        if not await delivery.hand_back(delay):
+        if delay is None:
+            await delivery.nack()
+        elif not await delivery.hand_back(delay):
             return False
         line = self._lines[self._line_of(delivery)]
         while len(line) > 1:
             later = line[1]
             del line[1]
             self._let_go(later)
-            if not await later.hand_back(delay):
+            if delay is None or not await later.hand_back(delay):
                 await later.nack()
         return True
 

@@ -19,10 +19,12 @@ class Pauses:
 
     Attributes:
         topics: paused topics, and prefixes followed by `*`.
+        kept: the queues whose sources keep messages of paused topics.
     """
 
     def __init__(self) -> None:
         self.topics: Collection[str] = ()
+        self.kept: set[str] = set()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic, or all topics of a prefix, are paused."""
@@ -36,17 +38,20 @@ class Pauses:
         return bool(self.topics) and all(map(self.has, topics))
 
     async def wait(self, delivery: Delivery, dispatcher: Dispatcher) -> bool | None:
-        """Let a message wait while it is paused.
+        """Let a message wait while it is paused: in its source, if that keeps it.
 
-        Its key waits with it. If more is held than leaves room for other topics, it is
-        handed back to the source instead.
+        Otherwise it waits here, and its key with it. If more is held than leaves room
+        for other topics, it is handed back to the source.
 
         Returns:
             None if the pause has ended, True if the message was handed back, and False
             if the consumer stops first.
         """
         while self.has(delivery.message.topic):
-            if dispatcher.is_crowded and await dispatcher.hand_back(delivery, _AWAY):
+            is_kept = dispatcher.queue in self.kept
+            if (is_kept or dispatcher.is_crowded) and await dispatcher.hand_back(
+                delivery, None if is_kept else _AWAY
+            ):
                 return True
             if not await dispatcher.park(_LOOK):
                 return False

@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum, auto
 from typing import Final
+from uuid import UUID
 
 from typing_extensions import override
 
@@ -36,6 +37,7 @@ from pillarbox.inbox.poison.isolation import Isolation
 from pillarbox.inbox.poison.store import SuspectStore
 from pillarbox.inbox.receipt import refusal
 from pillarbox.inbox.source import Delivery
+from pillarbox.outbox.bounded_dict import BoundedDict
 from pillarbox.outbox.errors import DatabaseUnavailableError, one_line
 from pillarbox.outbox.message_id import is_uuid7
 from pillarbox.outbox.retry import RetryPolicy
@@ -60,6 +62,8 @@ class PoisonPolicy:
     def __init__(self, executor: Executor, consumer: str) -> None:
         self.store = SuspectStore(executor, consumer)
         self.isolation = Isolation()
+        self.kept: BoundedDict[UUID, int] = BoundedDict()
+        """The failed attempts of messages that are to be delivered again."""
 
 
 class StartCounter(Attempts):
@@ -81,7 +85,8 @@ class StartCounter(Attempts):
         *,
         is_long: bool,
     ) -> None:
-        super().__init__(retry, delivery.attempts)
+        kept = policy.kept.pop(delivery.message.id, 0)
+        super().__init__(retry, max(kept, delivery.attempts))
         self.broken_connections = 0
         self._failure: StoredFailure | None = None
         self._policy = policy
@@ -92,7 +97,7 @@ class StartCounter(Attempts):
         self._is_counted_here = (
             not is_long and self._history is not None and is_uuid7(self._id)
         )
-        self._is_known = False
+        self._is_known = kept > 0
         self._is_open = False
         self._has_failed = False
 
@@ -135,9 +140,11 @@ class StartCounter(Attempts):
             await self._policy.store.uncount(self._id)
 
     async def keep(self) -> None:
-        """Keep the failed attempts for the next process that gets the message."""
+        """Keep the failed attempts for the next delivery, here or elsewhere."""
         if not self._is_known:
             await self._store()
+        if self._is_known:
+            self._policy.kept[self._id] = self.attempts
 
     async def _store(self) -> None:
         if self._failure is not None and is_uuid7(self._id):

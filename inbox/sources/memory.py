@@ -60,7 +60,9 @@ class MemorySource:
         self.held: dict[int, MemoryDelivery] = {}
         self._poll = poll_interval.total_seconds()
         self._backlog: Backlog[MemoryDelivery] = Backlog()
-        self.abilities = Abilities(leave_out=self._backlog.leave_out)
+        self.abilities = Abilities(
+            leave_out=self._backlog.leave_out, pauses=self._backlog.leave_out_paused
+        )
         self._place = count()
         self._arrived = asyncio.Event()
         self.add(*messages)

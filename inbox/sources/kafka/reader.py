@@ -1,9 +1,10 @@
 """A librdkafka consumer, and the thread that polls it.
 
 The thread polls continuously, whatever the handlers do, so Kafka never considers the
-consumer dead. When there is no room for more messages, it pauses the partitions and
-keeps polling. Only this thread calls the client: the client allows one call at a time,
-and a thread that polls continuously would leave other threads no chance to call it.
+consumer dead. It pauses the partitions of paused topics, and all partitions when there
+is no room for more messages, and keeps polling. Only this thread calls the client: the
+client allows one call at a time, and a thread that polls continuously would leave other
+threads no chance to call it.
 """
 
 import asyncio
@@ -51,6 +52,7 @@ class Reader:
         listener: its methods are called in order, on the event loop: `assigned`,
             `arrived`, `leave`, `lost`, and `changed` if an attribute of the reader did.
         room: returns how many more messages can arrive; called by the thread.
+        is_paused: returns whether a topic is paused; called by the thread.
         handover: how long to wait for `left`.
 
     Attributes:
@@ -73,6 +75,7 @@ class Reader:
         listener: "KafkaSource",
         *,
         room: Callable[[], int],
+        is_paused: Callable[[str], bool],
         handover: float,
     ) -> None:
         self.trouble: str | None = None
@@ -85,10 +88,12 @@ class Reader:
         self._topics = list(topics)
         self._listener = listener
         self._room = room
+        self._is_paused = is_paused
+        self._assigned_topics: set[str] = set()
         self._handover = handover
         self._loop = asyncio.get_running_loop()
         self._reason = "no broker answered"
-        self._paused: bool | None = False
+        self._paused: set[str] | None = set()
         self._full_since: float | None = None
         self._posted = 0
         self._arrived = 0
@@ -197,17 +202,19 @@ class Reader:
     def _read(self, client: confluent_kafka.Consumer) -> None:
         # The loop hasn't counted the messages that are still on their way to it.
         room = self._room() - (self._posted - self._arrived)
+        paused = set(filter(self._is_paused, self._assigned_topics))
         if room > 0:
             self._full_since = None
-            if self._paused is not False:
-                client.resume(client.assignment())
-                self._paused = False
-        elif not self._paused and not self._full():
+        elif self._full():
+            paused = {*self._assigned_topics}
+        else:
             self._stop.wait(_FULL_WAIT)
             return
-        elif not self._paused:
-            self._paused = True
-            client.pause(client.assignment())
+        if paused != self._paused:
+            parts = client.assignment()
+            client.pause([each for each in parts if each.topic in paused])
+            client.resume([each for each in parts if each.topic not in paused])
+            self._paused = paused
         first = client.poll(_POLL)
         if first is None:
             return
@@ -239,6 +246,7 @@ class Reader:
         # A partition that comes back is still paused if it was when it left, and others
         # stay as they were. So the next read pauses or resumes all of them.
         self._paused = None
+        self._assigned_topics.update(each.topic for each in partitions)
         self._post(self._listener.assigned, _parts(partitions))
 
     def _revoked(self, _: object, partitions: Sequence[TopicPartition]) -> None:

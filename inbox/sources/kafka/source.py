@@ -82,6 +82,7 @@ class KafkaSource:
             warnings=lambda: self._warnings,
             identify=self._identify,
             members=lambda: self._members,
+            pauses=self._backlog.leave_out_paused,
         )
         self._topics = tuple(topics)
         self._poll = poll_interval.total_seconds()
@@ -253,17 +254,18 @@ class KafkaSource:
             self._topics,
             self,
             room=lambda: self._room,
+            is_paused=self._backlog.is_paused,
             handover=self._handover,
         )
 
     def _take(self, limit: int) -> list[Entry]:
         ours: list[Entry] = []
         while taken := self._backlog.take(limit - len(ours)):
-            self._update_room()
             for entry in taken:
                 if entry.log.ours and entry.log.landed is None:
                     entry.log.in_flight += 1
                     ours.append(entry)
+        self._update_room()
         return ours
 
     def _update_room(self) -> None:

@@ -42,6 +42,7 @@ class Pulls:
 
     Args:
         on_gone: called after a durable that was read is gone.
+        is_paused: whether a topic is paused: no pull is opened on it.
 
     Attributes:
         reading: the durables that this replica reads, by their places.
@@ -50,14 +51,18 @@ class Pulls:
     """
 
     def __init__(
-        self, connection: NatsConnection, api: str, on_gone: Callable[[], None]
+        self,
+        connection: NatsConnection,
+        api: str,
+        on_gone: Callable[[], None],
+        is_paused: Callable[[str], bool],
     ) -> None:
         self.connection = connection
         self.reading: dict[str, Durable] = {}
         self.is_alone = False
         self._inbox = f"{connection.client.new_inbox()}."
         self.alone = f"{self._inbox}alone"
-        self._api, self._on_gone = api, on_gone
+        self._api, self._on_gone, self._is_paused = api, on_gone, is_paused
 
     @property
     def is_open(self) -> bool:
@@ -74,6 +79,7 @@ class Pulls:
         return any(
             durable.outstanding > 0 and durable.ends_at < latest
             for durable in self.reading.values()
+            if not self._is_paused(durable.topic)
         )
 
     async def listen(self, on_message: Callable[[Msg], Awaitable[None]]) -> None:
@@ -85,6 +91,8 @@ class Pulls:
     async def ask(self, limit: int, wait: float) -> None:
         """Open a pull on each durable that is read here and has none."""
         for place, durable in list(self.reading.items()):
+            if self._is_paused(durable.topic):
+                continue
             now = time.monotonic()
             # NATS 2.9 says nothing if a pull ends while messages are left. Whoever
             # reads alone needn't wait for its pulls when it leaves.

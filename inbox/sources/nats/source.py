@@ -99,6 +99,7 @@ class NatsSource:
             warnings=lambda: self._warnings,
             share=self._share,
             standing_by=lambda: self._replicas.elsewhere,
+            pauses=self._keeper.backlog.leave_out_paused,
         )
         self._link = NatsLink(
             settings=self._settings,
@@ -238,7 +239,12 @@ class NatsSource:
         durables = await find_durables(
             connection, self._consumer, self._topics, self._settings.options.stream
         )
-        self._pulls = Pulls(connection, self._settings.api, self._replicas.wake)
+        self._pulls = Pulls(
+            connection,
+            self._settings.api,
+            self._replicas.wake,
+            self._keeper.backlog.is_paused,
+        )
         await self._pulls.listen(self._on_message)
         await self._replicas.begin(self._pulls, durables)
 

@@ -248,8 +248,9 @@ class PostgresSource:
             self._process.step_aside(seconds)
         return True
 
-    def _know_pauses(self, is_paused: Callable[[str], bool]) -> None:
+    def _know_pauses(self, is_paused: Callable[[str], bool]) -> bool:
         self._is_paused = is_paused
+        return False
 
     def _history_of(self, handed: HeldMessage) -> History:
         lane, leased_at = handed.leased

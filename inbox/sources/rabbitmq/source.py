@@ -15,7 +15,7 @@ So a replica that keeps order has one consumer, whose prefetch never changes.
 import asyncio
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
@@ -172,6 +172,7 @@ class RabbitMQSource:
             share=self._share,
             standing_by=lambda: self._standing_by,
             warnings=self._all_warnings,
+            pauses=self._know_pauses,
         )
 
     def _all_warnings(self) -> list[str]:
@@ -196,6 +197,9 @@ class RabbitMQSource:
         if self._of > 1:
             raise self._impossible('Consumer(order="none")')
         self._shared = True
+
+    def _know_pauses(self, is_paused: Callable[[str], bool]) -> bool:
+        return not self._shared and self._backlog.leave_out_paused(is_paused)
 
     def _identify(self, id: str) -> None:
         self._config = replace(self._config, member=id)

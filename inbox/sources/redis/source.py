@@ -82,6 +82,7 @@ class RedisSource:
             share=self._share,
             standing_by=lambda: [text_of(s) for s in self._streams.standing_by],
             members=lambda: list(self._streams.members),
+            pauses=self._keeper.backlog.leave_out_paused,
         )
         self._place = count()
         self._hands_back = False
@@ -175,7 +176,7 @@ class RedisSource:
             streams.rename()
             await keeper.beat()
         stood_by = set(streams.standing_by)
-        entries = await streams.take(limit, patience)
+        entries = await streams.take(limit, patience, backlog.is_paused)
         if is_ahead:
             # Else, a full backlog would cost a read for each message that it delivers.
             goes_on = in_all == AT_ONCE and len(entries) >= room

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -163,24 +163,31 @@ class Streams:
         self._turn += 1
         self._member = f"{self._channel}/{self._turn}"
 
-    async def take(self, limit: int, seconds: float) -> list[Entry]:
+    async def take(
+        self, limit: int, seconds: float, is_paused: Callable[[str], bool]
+    ) -> list[Entry]:
         """Return up to `limit` entries from each stream that this member may read.
 
         Those come first that were returned, or that are left from members that are gone
-        or that haven't been at work for a lease. If there are none, wait.
+        or that haven't been at work for a lease. If there are none, wait. None are read
+        of paused topics, but who reads these, and what others have left, is still seen
+        to.
         """
         entries: list[Entry] = []
         with self._begun_anew():
             await self._scan()
             await self._join()
             await self._look_around()
-            if self._known:
-                entries = await self._take(limit, seconds)
+            paused = {it for it in self._known if is_paused(_shard(it).topic)}
+            if self._known - paused or (self._known and not self.is_shared):
+                entries = await self._take(limit, seconds, paused)
             else:
                 await asyncio.sleep(seconds)
         return entries
 
-    async def _take(self, limit: int, seconds: float) -> list[Entry]:
+    async def _take(
+        self, limit: int, seconds: float, paused: set[bytes]
+    ) -> list[Entry]:
         now, pipeline = time.monotonic(), self._client.pipeline(transaction=False)
         streams, first = [*self._known], 0
         if self.is_shared:
@@ -190,7 +197,7 @@ class Streams:
             pipeline.xreadgroup(
                 self._group,
                 self._member,
-                dict.fromkeys(self._known, ">"),
+                dict.fromkeys(self._known - paused, ">"),
                 count=limit,
                 block=block,
             )
@@ -203,7 +210,7 @@ class Streams:
                 async with self._presence.waiting():
                     await asyncio.sleep(wait)
         for stream in streams:
-            self._add_take(pipeline, stream, limit)
+            self._add_take(pipeline, stream, 0 if stream in paused else limit)
         self._ask_for_shards(pipeline)
         self.is_unsure = not self.is_shared
         answers: list[Any] = []
@@ -218,7 +225,7 @@ class Streams:
                 # After a failover, the connection to a frozen master may stay open.
                 await self._presence.show(self._channel)
             self.is_unsure = False
-            return self._taken(taken, now)
+            return self._taken(taken, now, paused)
         left = [
             _left(EntryId(stream, id), *rest)
             for stream, (_, _, found, _) in taken
@@ -244,12 +251,15 @@ class Streams:
         return min(seconds, _STAND_BY) if self._waits else seconds
 
     def _taken(
-        self, answers: Iterable[tuple[bytes, Sequence[Any]]], now: float
+        self,
+        answers: Iterable[tuple[bytes, Sequence[Any]]],
+        now: float,
+        paused: set[bytes],
     ) -> list[Entry]:
         entries: list[Entry] = []
         held_since, self._held_since = self._held_since, {}
         self._last.clear()
-        self._waits.clear()
+        self._waits = paused
         self.standing_by.clear()
         self.others = False
         for stream, (reader, *found) in answers:

@@ -7,7 +7,7 @@ poll, and gets more while its polls return the maximum number of messages.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, filterfalse
 from typing import Final
 
 from pillarbox.inbox.sources.sqs.queue import MAX_RECEIVED, Received, SqsQueue
@@ -29,6 +29,7 @@ class Polls:
 
     Attributes:
         queues: the queues to poll.
+        is_paused: whether the topic of a queue is paused: it isn't polled then.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Polls:
         visibility: int,
     ) -> None:
         self.queues: list[SqsQueue] = []
+        self.is_paused: Callable[[SqsQueue], bool] = lambda _: False
         self._hold = hold
         self._news = news
         self._wait = wait
@@ -52,7 +54,7 @@ class Polls:
     def start(self, limit: int) -> None:
         """Start as many polls as the queues seem to need."""
         at_work = list(self._tasks.values())
-        for queue in self.queues:
+        for queue in filterfalse(self.is_paused, self.queues):
             for _ in range(self._wanted.get(queue, 1) - at_work.count(queue)):
                 task = asyncio.create_task(self._poll(queue, min(limit, MAX_RECEIVED)))
                 self._tasks[task] = queue

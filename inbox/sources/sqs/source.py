@@ -9,7 +9,7 @@ attempts, because it says nothing about outcomes.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -69,6 +69,7 @@ class SqsSource:
         options = settings.options
         self._settings = settings
         self._names = queue_names(options.queue, settings, consumer, topics)
+        self._topics = topics
         self._poll_interval = poll_interval.total_seconds()
         self._wait = int(options.wait.total_seconds())
         self._visibility = int(options.visibility.total_seconds())
@@ -87,7 +88,7 @@ class SqsSource:
             wait=self._wait,
             visibility=self._visibility,
         )
-        self.abilities = Abilities()
+        self.abilities = Abilities(pauses=self._know_pauses)
         # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
         self._acked: deque[float] = deque(maxlen=READ_AHEAD)
@@ -174,6 +175,14 @@ class SqsSource:
             if other is item or (is_of_group and other.place > item.place):
                 self._keeper.handed_back(other, delay)
         return True
+
+    def _know_pauses(self, is_paused: Callable[[str], bool]) -> bool:
+        has_prefix = any(topic.endswith("*") for topic in self._topics)
+        if has_prefix or len(self._names) < len(self._topics):
+            return False  # a queue has several topics
+        topics = dict(zip(self._names, self._topics, strict=True))
+        self._polls.is_paused = lambda queue: is_paused(topics[queue.name])
+        return self._keeper.backlog.leave_out_paused(is_paused)
 
     @property
     def _room(self) -> bool:
