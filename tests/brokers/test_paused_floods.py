@@ -22,6 +22,8 @@ APART = ("redis", "nats", "kafka", "sqs", "sns")
 IN_ORDER = (*APART, "memory", "postgres", "rabbitmq", "rabbitmq in shards")
 SHARED = ("redis", "nats")
 FLOOD = 200
+BEFORE = 40
+"""Messages of the flood that are published before the pause."""
 OTHERS = 20
 KEYS = 5
 
@@ -69,18 +71,18 @@ async def test_other_topics_go_on_beside_a_flood_of_a_paused_one(
         handled[message.topic, message.key].append(int(message.payload))
 
     source = adapters.source("billing")
-    limits = {"max_in_flight": 2, "max_waiting": 8, "order": order}
+    limits = {"max_in_flight": 10, "max_waiting": 10, "order": order}
     async with (
         consuming(database_url, source, handle, **limits) as events,
         adapters.publisher() as publisher,
     ):
         # It holds some, in handlers and before them, when the topic is paused.
-        await publisher.publish(numbered(paused, range(FLOOD // 2)))
+        await publisher.publish(numbered(paused, range(BEFORE)))
         await events.wait_for(DeliveriesReceived)
         change(database_url, "pause", "billing", paused)
         await seen(events, paused)
         may_end.set()
-        await publisher.publish(numbered(paused, range(FLOOD // 2, FLOOD)))
+        await publisher.publish(numbered(paused, range(BEFORE, FLOOD)))
         await publisher.publish(numbered(other, range(OTHERS), key))
         async with asyncio.timeout(20):
             while sum(e.topic == other for e in events.of(MessageHandled)) < OTHERS:
@@ -88,9 +90,9 @@ async def test_other_topics_go_on_beside_a_flood_of_a_paused_one(
                     MessageHandled, len(events.of(MessageHandled)) + 1
                 )
         begun = [e for e in events.of(MessageHandled) if e.topic == paused]
-        assert len(begun) <= 2, "what was in flight has ended"
+        assert len(begun) <= 10, "what was in flight has ended"
         if broker in APART:
-            assert len(backlog_of(source)) < FLOOD * 3 // 4, "no more is read"
+            assert len(backlog_of(source)) < BEFORE + 20, "no more is read"
         change(database_url, "resume", "billing", paused)
         await events.wait_for(MessageHandled, FLOOD + OTHERS)
     for topic, name, count in ((paused, "key", FLOOD), (other, key, OTHERS)):

@@ -105,6 +105,26 @@ async def test_one_queue_can_receive_all_topics_of_a_consumer(
         assert {d.message.topic for d in await receive(consumer, 2)} == {one, other}
 
 
+async def test_the_queue_of_a_paused_topic_is_not_polled_until_it_is_resumed(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    paused, other = fresh(), fresh()
+    queue = await aws.create_queue(paused)
+    await aws.create_queue(other)
+    topics, no_wait = {paused}, {"wait": timedelta(0)}
+    await publish(shared_sqs.url(), Message(paused, b"1"), Message(other, b"2"))
+    async with source(shared_sqs.url(), paused, other, **no_wait) as consumer:
+        assert consumer.abilities.pauses(lambda topic: topic in topics)
+        assert payloads(await receive(consumer, 1)) == [2]
+        assert not await consumer.receive(limit=1)
+        taken = {"QueueUrl": queue, "VisibilityTimeout": 0}
+        assert "Messages" in await aws.call("sqs", "receive_message", **taken)
+        topics.clear()
+        assert payloads(await receive(consumer, 1)) == [1]
+    async with source(shared_sqs.url(), paused, other, queue=other) as consumer:
+        assert not consumer.abilities.pauses(bool), "they share a queue"
+
+
 async def test_urgent_messages_are_found_behind_as_many_as_were_just_handled(
     shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
