@@ -49,7 +49,7 @@ class ConsumerActive(Event):
         retried: retries that were scheduled, after a failure or on a handler's request.
         lag: the median time from add to handled, in seconds; None if nothing was
             handled. It shows how far the consumer is behind. For a scheduled message
-            the time starts when it was due.
+            the time starts when it was due, or, over a broker, when it was added.
         slowest: the longest such time.
         in_flight: the number of running handlers.
         held: messages that were fetched and are not settled yet, including those in
@@ -120,7 +120,8 @@ class MessageHandled(DeliveryEvent):
         seconds: how long handling took.
         published_at: when the message was published, in seconds since 1970; None if the
             broker doesn't say.
-        due_at: when it was added, or the time it was scheduled for; None if unknown.
+        due_at: when it was added or, if no broker carried it, the time it was scheduled
+            for; None if unknown.
     """
 
     level = logging.DEBUG

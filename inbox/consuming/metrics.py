@@ -72,8 +72,8 @@ class ConsumerMetrics:
         )
         histogram(
             "pillarbox_consumer_add_to_handled_seconds",
-            "Time from adding a message, or the moment it was scheduled for, until it"
-            " was handled.",
+            "Time from adding a message until it was handled; without a broker, from"
+            " the moment it was scheduled for.",
         ).share(counts.latencies, counts.consumer)
         self._in_flight = gauge(
             "pillarbox_consumer_in_flight_messages", "Running handlers."

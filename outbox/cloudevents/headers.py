@@ -8,7 +8,6 @@ mode, with the prefix that the binding for the transport specifies (`ce_` for Ka
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -16,7 +15,7 @@ from pillarbox.outbox.errors import InvalidMessageError
 from pillarbox.outbox.lane import Priority
 from pillarbox.outbox.limits import check_received
 from pillarbox.outbox.message import Message
-from pillarbox.outbox.message_id import is_uuid7, moment_of, seconds_since_epoch
+from pillarbox.outbox.message_id import is_uuid7, moment_of
 
 CONTENT_TYPE: Final = "content-type"
 _SPEC_VERSION: Final = "1.0"
@@ -50,8 +49,7 @@ def to_headers(message: Message, prefix: str) -> dict[str, str]:
     headers[f"{prefix}source"] = _SOURCE
     headers[f"{prefix}type"] = message.topic
     if is_uuid7(message.id):
-        time = message.available_at or moment_of(message.id)
-        headers[f"{prefix}time"] = time.isoformat()
+        headers[f"{prefix}time"] = moment_of(message.id).isoformat()
     headers[f"{prefix}schemaversion"] = str(message.schema_version)
     if message.key is not None:
         headers[f"{prefix}partitionkey"] = message.key
@@ -78,35 +76,21 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         raise InvalidMessageError.received(
             "schemaversion", version, "isn't a whole number from 1"
         )
-    id = read_id(_required(headers, prefix, "id"))
     message = Message(
         _required(headers, prefix, "type"),
         payload,
         key=headers.get(f"{prefix}partitionkey"),
         tenant=headers.get(f"{prefix}tenant"),
         headers={name: value for name, value in headers.items() if name not in own},
-        id=id,
+        id=read_id(_required(headers, prefix, "id")),
         content_type=headers.get(CONTENT_TYPE),
         schema_version=int(version),
         priority=_PRIORITIES.get(
             headers.get(f"{prefix}priority", ""), Priority.DEFAULT
         ),
-        available_at=_scheduled_for(headers.get(f"{prefix}time"), id),
     )
     check_received(message)
     return message
-
-
-def _scheduled_for(time: str | None, id: UUID) -> datetime | None:
-    """Return the time of an event, if it is later than that in its id."""
-    added = seconds_since_epoch(id)
-    if time is None or added is None:
-        return None
-    try:
-        at = datetime.fromisoformat(time)
-    except ValueError:  # of another producer
-        return None
-    return at if at.tzinfo is not None and at.timestamp() > added else None
 
 
 def _required(headers: Mapping[str, str], prefix: str, name: str) -> str:

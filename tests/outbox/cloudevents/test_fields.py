@@ -1,7 +1,5 @@
 """Messages are converted to fields and back."""
 
-from datetime import UTC, datetime
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +25,6 @@ MESSAGES = st.builds(
     content_type=TEXT,
     schema_version=st.integers(1, 2**31 - 1),
     priority=st.sampled_from(Priority),
-    available_at=st.none() | st.datetimes(datetime(2200, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
 )
 SOUND = to_fields(Message("orders", b"body", key="k"))
 
@@ -64,14 +61,6 @@ def test_a_priority_is_one_of_ours_or_the_default(
     read = from_fields({**SOUND, **field})
     assert (read.priority, dict(read.headers)) == (priority, {})
     assert b"ce_priority" not in SOUND
-
-
-@pytest.mark.parametrize("time", [b"1999-01-01T00:00:00Z", b"2200-01-01", b"soon"])
-def test_a_time_that_is_none_or_not_after_that_in_the_id_schedules_nothing(
-    time: bytes,
-) -> None:
-    read = from_fields({**SOUND, b"ce_time": time})
-    assert (read.available_at, dict(read.headers)) == (None, {})
 
 
 def test_an_unknown_field_is_a_header_and_a_missing_one_is_named() -> None:
