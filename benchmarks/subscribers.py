@@ -180,7 +180,7 @@ async def on_rabbitmq(url: str) -> tuple[Any, Any]:
 async def on_kafka(url: str) -> tuple[Any, Any]:
     from faststream.kafka import KafkaBroker
 
-    broker = KafkaBroker(urlsplit(url).netloc, logger=None)
+    broker = KafkaBroker(urlsplit(url).netloc.split(","), logger=None)
     subscriber = broker.subscriber(
         TOPIC,
         group_id=NAME,

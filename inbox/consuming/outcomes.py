@@ -15,7 +15,6 @@ from pillarbox.outbox.retry import RECONNECT
 
 T = TypeVar("T")
 
-_GATHER: Final = 0.02
 # The first or second attempt replaces a broken connection.
 _FEW_FAILURES: Final = 3
 _MANY_BATCHES: Final = 10
@@ -99,8 +98,6 @@ class Outcomes(Generic[T]):
             await self._added.wait()
             if not self._waiting and self._closing.is_set():
                 return
-            if len(self._waiting) < self._max_batch and not self._closing.is_set():
-                await asyncio.sleep(_GATHER)
             self._added.clear()
             batch = self._waiting[: self._max_batch]
             self._hurry.clear()
