@@ -61,7 +61,7 @@ def listen(address: str) -> socket.socket:
 def _inherited(address: str, number: int) -> socket.socket:
     try:
         return socket.socket(fileno=number)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigError(
             f"listen={address}: {error}; pass the number of an inherited socket"
         ) from error

@@ -326,7 +326,7 @@ def test_every_row_is_published_once_and_in_order(model: LogModel) -> None:
     print(explore(model.start(), model.steps))  # noqa: T201
 
 
-# Each takes ten times as long as the others together.
+# It takes as long as many others together.
 LONGEST = {"keeps the floors of another session"}
 
 

@@ -1,5 +1,6 @@
 """Sync and async handlers obey the same rules."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from pillarbox import Message
 from pillarbox.inbox.errors import HandlerTimeoutError
-from pillarbox.inbox.handlers.attempt import Attempt
+from pillarbox.inbox.handlers.attempt import Attempt, run_now
 from pillarbox.inbox.handlers.calls import Call
 from pillarbox.inbox.handlers.registration import Registered
 from pillarbox.inbox.handlers.signature import Takes
@@ -84,3 +85,11 @@ async def test_a_timeout_error_raised_by_the_handler_is_an_ordinary_failure(
 def test_invalid_handler_terms_are_refused(terms: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Terms(unchanged, **terms)
+
+
+def test_what_runs_without_a_loop_may_not_wait() -> None:
+    async def wait() -> None:
+        await asyncio.sleep(0)  # noqa: TID251 - it waits, which is refused
+
+    with pytest.raises(AssertionError, match=r"wait at 0x.* waits"):
+        run_now(wait)
