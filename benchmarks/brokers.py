@@ -17,7 +17,7 @@ from benchmarks.http_sink import http_sink
 from benchmarks.workload import TOPIC
 from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
 from pillarbox.outbox.brokers.sqs.connection import SqsSettings
-from tests.servers.kafka import kafka_cluster
+from tests.fixtures.real_kafka import real_kafka
 from tests.servers.nats import nats_server
 from tests.servers.rabbitmq import rabbitmq_server
 from tests.servers.redis import redis_server
@@ -73,8 +73,9 @@ def rabbitmq() -> Iterator[str]:
 
 @contextmanager
 def kafka() -> Iterator[str]:
-    with kafka_cluster() as cluster:
-        yield cluster.url
+    with real_kafka() as node:
+        node.create_topic(TOPIC, partitions=4)
+        yield node.url
 
 
 @contextmanager
@@ -99,7 +100,7 @@ BROKERS: Mapping[str, Broker] = {
     "redis": Broker(label="Redis Streams", server=redis),
     "nats": Broker(label="NATS JetStream", server=nats_jetstream),
     "rabbitmq": Broker(label="RabbitMQ, quorum queue", server=rabbitmq),
-    "kafka": Broker(label="Kafka, mock cluster", server=kafka),
+    "kafka": Broker(label="Kafka, one node", server=kafka),
     "sqs": Broker(
         label="SQS, moto's server", server=sqs, messages=3_000, few_messages=2_000
     ),
