@@ -167,9 +167,9 @@ class Abilities:
 class Source(Protocol):
     """Delivers the messages of one consumer's topics.
 
-    Entering connects. Leaving disconnects, returns deliveries that were neither acked
-    nor nacked to the broker, and leaves no task behind. For one event loop; call
-    `receive` from one task at a time, `ack` and `nack` from any task.
+    Entering connects, also after it was left. Leaving disconnects, returns deliveries
+    that were neither acked nor nacked to the broker, and leaves no task behind. For one
+    event loop; call `receive` from one task at a time, `ack` and `nack` from any task.
     """
 
     @property

@@ -91,7 +91,12 @@ class Keeper(Generic[E]):
         self._turn = asyncio.Lock()
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Write outcomes, send heartbeats and do what else the source does in tasks."""
+        """Write outcomes, send heartbeats and do what else the source does in tasks.
+
+        Nothing is left from the last time that the source was entered.
+        """
+        self.forget(lambda _: True)
+        self._outcomes = Outcomes(self._write)
         self._outcomes.start(self._beat(), *others)
 
     async def check(self) -> None:

@@ -22,7 +22,10 @@ class SourceSettling(SourceCase):
     async def test_an_ack_removes_the_message_and_may_be_repeated(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 20))
-        async with self.source("one", topic) as source:
+        source = self.source("one", topic)
+        async with source:
+            await self.receive(source, 1)
+        async with source:  # again, as when a start is tried again
             for delivery in await self.receive(source, 20):
                 await delivery.ack()
                 await delivery.ack()

@@ -84,7 +84,8 @@ async def test_members_carry_the_id_of_their_handlers_database(
 
     def member(id: str) -> Any:
         made = kind(url, consumer=group, topics=[topic], poll_interval=SOON)
-        made.abilities.identify(id)
+        for _ in range(2):  # as when a start is tried again
+            made.abilities.identify(id)
         return made
 
     async with member("db-a1a1a1a1") as first:
@@ -94,7 +95,8 @@ async def test_members_carry_the_id_of_their_handlers_database(
     if kind is NatsSource:
         assert not names  # NATS shows no members
     else:
-        assert any(name.endswith("-db-a1a1a1a1") for name in names)
+        (name,) = [it for it in names if it.endswith("-db-a1a1a1a1")]
+        assert name.count("-db-") == 1
 
 
 async def test_members_on_postgres_are_seen_as_long_as_they_run(

@@ -95,7 +95,7 @@ class KafkaSource:
         self._reader: Reader | None = None
 
     def _identify(self, id: str) -> None:
-        name = self._config["client.id"]
+        name = self._config["client.id"].removesuffix(f"-{id}")
         self._config = {**self._config, "client.id": f"{name}-{id}"}
 
     async def __aenter__(self) -> Self:

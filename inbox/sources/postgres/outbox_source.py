@@ -139,6 +139,8 @@ class PostgresSource:
                 messages; the role isn't a member of pillarbox_reader; or the URL leads
                 through a pooler.
         """
+        self._process.stopping.clear()
+        self._started.clear()
         purpose = Purpose(
             grant=_GRANT,
             enter=self._enter,

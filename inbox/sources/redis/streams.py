@@ -105,7 +105,7 @@ class Streams:
 
     def identify(self, id: str) -> None:
         """End the member's name with an id."""
-        self._process += f"-{id}"
+        self._process = f"{self._process.removesuffix(f'-{id}')}-{id}"
 
     async def enter(self, *, aside: bool = False) -> None:
         """Become the youngest member of the groups, and hold nothing.
