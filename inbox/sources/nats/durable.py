@@ -97,6 +97,14 @@ class Durable:
         shard = Shard.named(self.subject)
         return f"{self.stream} {shard.topic} {shard.of}"
 
+    def has_topic_of(self, subject: str) -> bool:
+        """Return whether the topic of a subject that it gets is one of its topics.
+
+        `orders.>` also gets the shards of `orders`, which doesn't begin with `orders.`.
+        """
+        start = self.subject.removesuffix(">")
+        return start == self.subject or Shard.named(subject).topic.startswith(start)
+
     async def open(
         self,
         connection: NatsConnection,

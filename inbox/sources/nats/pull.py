@@ -130,6 +130,9 @@ class Pulls:
             durable.number += 1
         durable.outstanding -= 1
         durable.ends_at = durable.again_at
+        if not durable.has_topic_of(got.subject):
+            await self.connection.client.publish(got.reply, b"+ACK")
+            return None
         headers = got.headers or {}
         problem = None
         try:

@@ -195,6 +195,22 @@ async def test_a_handler_of_a_prefix_gets_shards_in_order_through_one_durable(
     assert len(await durables(url, nats_topics)) == 1
 
 
+@pytest.mark.parametrize("kind", [source, shared_source])
+async def test_a_handler_of_a_prefix_gets_no_shards_of_a_topic_named_like_it(
+    shared_nats: NatsServer, nats_topics: str, kind: Any
+) -> None:
+    topic, url = f"{nats_topics}.x", shared_nats.url
+    async with kind(url, f"{topic}.*") as consumer:
+        await publish(with_options(url, shards=2), *numbered(topic, 9, keys=9))
+        await publish(with_options(url, shards=2), *numbered(f"{topic}.y", 1))
+        (delivery,) = await receive(consumer, 1)
+        assert delivery.message.topic == f"{topic}.y"
+        await delivery.ack()
+    (name,) = await durables(url, nats_topics)
+    left = await ask(url, f"CONSUMER.INFO.{nats_topics}.{name}")
+    assert (left["num_pending"], left["num_ack_pending"]) == (0, 0)
+
+
 async def test_messages_of_a_key_are_published_in_one_shard_in_order(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
