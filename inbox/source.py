@@ -88,12 +88,19 @@ class Settling(Protocol[E]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Arrived:
-    """A message as a source got it; the attributes are those of `Delivery`."""
+    """A message as a source got it, with the attributes of `Delivery`.
+
+    Attributes:
+        place: its position in the order of arrival.
+        key: None if it isn't kept in order.
+    """
 
     message: Message
+    place: int = 0
+    key: str | None = None
     problem: str | None = None
     attempts: int = 0
-    history: History = FIRST_DELIVERY
+    history: History | None = FIRST_DELIVERY
     published_at: float | None = None
 
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
+from pillarbox.inbox.source import Arrived
 from pillarbox.outbox.lane import Lines, Priority
-from pillarbox.outbox.message import Message
 
 READ_AHEAD: Final = 10_000
 """How many messages a source holds before it stops reading ahead."""
@@ -32,32 +32,13 @@ LEFT_OUT: Final = 0.05
 consumer can't let that in again."""
 
 
-class Item(Protocol):
-    """An item that can wait.
-
-    Attributes:
-        message: what it delivers.
-        place: its position in the order; items with the same place keep the order in
-            which they were added.
-        key: None for an item that doesn't need to be kept in order.
-    """
-
-    @property
-    def message(self) -> Message: ...  # noqa: D102
-
-    @property
-    def place(self) -> int: ...  # noqa: D102
-
-    @property
-    def key(self) -> str | None: ...  # noqa: D102
-
-
-T = TypeVar("T", bound=Item)
+T = TypeVar("T", bound=Arrived)
 
 
 class Backlog(Generic[T]):
     """Items of each priority by place, in whatever order they are added.
 
+    Those with the same place keep the order in which they were added.
     For one event loop.
     """
 
@@ -211,5 +192,5 @@ class Backlog(Generic[T]):
         heapq.heappush(heap, (item.place, next(self._number), item))
 
 
-def _name(item: Item) -> str | int:
+def _name(item: Arrived) -> str | int:
     return id(item) if item.key is None else item.key

@@ -34,16 +34,12 @@ class Held(Arrived):
 
     Attributes:
         at: its name at the broker.
-        place: its position in the order of delivery.
-        key: None if it is not kept in order.
         until: when other replicas can get it unless a heartbeat extends that, by the
             monotonic clock.
         settled: whether it has an outcome, which only has to be written.
     """
 
     at: Hashable
-    place: int = 0
-    key: str | None = None
     until: float = math.inf
     settled: bool = False
 

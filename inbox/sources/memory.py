@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from typing import Final, Self
 
 from pillarbox.inbox.consuming.backlog import Backlog
-from pillarbox.inbox.source import Abilities, Delivery
+from pillarbox.inbox.poison.history import History
+from pillarbox.inbox.source import Abilities, Arrived, Delivery
 from pillarbox.outbox.brokers.memory import MemoryOptions
 from pillarbox.outbox.errors import ConfigError
 from pillarbox.outbox.message import Message
@@ -17,33 +19,25 @@ from pillarbox.outbox.url import without_password
 _POLL: Final = timedelta(seconds=1)
 
 
-class MemoryDelivery:
+@dataclass(eq=False, kw_only=True)
+class MemoryDelivery(Arrived):
     """One delivery of a message that waits in this process."""
 
-    key = None
-
-    def __init__(
-        self, source: "MemorySource", message: Message, attempts: int, place: int = 0
-    ) -> None:
-        self.message = message
-        self.attempts = attempts
-        self.place = place
-        self.problem: str | None = None
-        self.history = self.published_at = None
-        self._source = source
+    source: "MemorySource"
+    history: History | None = None
 
     async def ack(self) -> None:
         """Move the message to `acked`."""
-        if self._source.held.pop(id(self), None) is not None:
-            self._source.acked.append(self.message)
+        if self.source.held.pop(id(self), None) is not None:
+            self.source.acked.append(self.message)
 
     async def nack(self, delay: timedelta | None = None) -> None:
         """Deliver it again: before all others, or after the delay."""
-        self._source.put_back(self, self.attempts + (delay is not None), delay)
+        self.source.put_back(self, self.attempts + (delay is not None), delay)
 
     async def hand_back(self, delay: timedelta) -> bool:
         """Deliver it again after the delay."""
-        self._source.put_back(self, self.attempts, delay)
+        self.source.put_back(self, self.attempts, delay)
         return True
 
 
@@ -87,8 +81,14 @@ class MemorySource:
     def add(self, *messages: Message, attempts: int = 0) -> None:
         """Add messages, which may have failed before, to the end of the queue."""
         for message in messages:
-            place = next(self._place)
-            self._backlog.add(MemoryDelivery(self, message, attempts, place))
+            self._backlog.add(
+                MemoryDelivery(
+                    source=self,
+                    message=message,
+                    attempts=attempts,
+                    place=next(self._place),
+                )
+            )
         self._arrived.set()
 
     def put_back(
@@ -98,7 +98,7 @@ class MemorySource:
         if self.held.pop(id(delivery), None) is None:
             return
         place = delivery.place if delay is None else next(self._place)
-        again = MemoryDelivery(self, delivery.message, attempts, place)
+        again = replace(delivery, attempts=attempts, place=place)
         if delay is None:
             self._backlog.add(again)
         else:

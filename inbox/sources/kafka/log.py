@@ -47,9 +47,7 @@ def written_at_of(record: Record) -> float | None:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry(Arrived):
-    """A record that was received; `place` is its position in the order of arrival."""
+    """A record that was received."""
 
     log: Log
-    place: int
-    key: str | None
     offset: int

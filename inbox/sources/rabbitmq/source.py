@@ -76,18 +76,11 @@ _LONGEST_TURN: Final = 30.0
 class Received(Arrived):
     """A message on the channel on which it arrived, with its delivery `tag` there.
 
-    `place` is its number in the order of arrival. `attempts` is how often it failed
-    here, on this channel or an earlier one.
+    `attempts` is how often it failed here, on this channel or an earlier one.
     """
 
     queue: Queue
     tag: int
-    place: int
-
-    @property
-    def key(self) -> str | None:
-        """The message's key."""
-        return self.message.key
 
 
 class RabbitMQSource:
@@ -504,6 +497,7 @@ class RabbitMQSource:
             queue=queue,
             tag=tag,
             place=next(self._places),
+            key=message.key,
             message=message,
             problem=problem,
             history=REDELIVERED if is_redelivered else FIRST_DELIVERY,

@@ -30,7 +30,7 @@ def ready(*names: str) -> Ready[MemoryDelivery]:
     made: Ready[MemoryDelivery] = Ready()
     for name in names:
         message = Message(name, b"", tenant=name[0].strip("-") or None)
-        made.add(MemoryDelivery(MemorySource(), message, 0))
+        made.add(MemoryDelivery(source=MemorySource(), message=message))
     return made
 
 

@@ -1,29 +1,20 @@
 """The backlog: order by position, and waiting keys."""
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import pytest
 
 from pillarbox import Message
 from pillarbox.inbox.consuming.backlog import READ_AHEAD, Backlog
+from pillarbox.inbox.source import Arrived
 from pillarbox.outbox.lane import Priority
 
 DEFAULT = Message("t", b"")
 
 
-class Item(NamedTuple):
-    place: int
-    key: str | None
-    message: Message = DEFAULT
-
-
-@dataclass(eq=False)
-class Entry:
-    key: str | None
-    place: int = 1
-    message: Message = DEFAULT
+class Item(Arrived):
+    def __init__(self, place: int, key: str | None, message: Message = DEFAULT) -> None:
+        super().__init__(message=message, place=place, key=key)
 
 
 class Clock:
@@ -117,8 +108,8 @@ def test_no_more_than_the_limit_is_received() -> None:
 
 def test_items_at_the_same_position_are_taken_in_the_order_added() -> None:
     clock = Clock()
-    backlog: Backlog[Entry] = Backlog(clock)
-    first, second, third = Entry("a"), Entry("b"), Entry(None)
+    backlog: Backlog[Item] = Backlog(clock)
+    first, second, third = Item(1, "a"), Item(1, "b"), Item(1, None)
     for entry in (second, first, third):
         backlog.defer(entry, 5)
     clock.now += 5
@@ -182,7 +173,7 @@ def test_a_key_is_ready_once_the_items_that_wait_are_removed() -> None:
         for place in (5, 3, 4):
             backlog.add(Item(place, key))
         backlog.defer(Item(1, key), 60)
-    backlog.remove(lambda item: item in {(3, "b", DEFAULT), (1, "b", DEFAULT)})
+    backlog.remove(lambda item: item.key == "b" and item.place in {1, 3})
     assert sorted(item.place for item in backlog) == [1, 3, 4, 4, 5, 5]
     assert take_all(backlog) == [4, 5]
     assert [item.place for item, _ in backlog.waiting()] == [1, 3, 4, 5]

@@ -24,7 +24,7 @@ def delivery(
     priority: Priority = Priority.DEFAULT,
 ) -> Delivery:
     message = Message(name, b"", key=key, tenant=tenant, priority=priority)
-    return MemoryDelivery(MemorySource(), message, 0)
+    return MemoryDelivery(source=MemorySource(), message=message)
 
 
 class Work:
@@ -261,7 +261,7 @@ async def test_many_keys_of_one_priority_fill_all_slots_and_lines() -> None:
 
 
 def large(size: int) -> Delivery:
-    return MemoryDelivery(MemorySource(), Message("large", bytes(size)), 0)
+    return MemoryDelivery(source=MemorySource(), message=Message("large", bytes(size)))
 
 
 async def test_payloads_reserve_and_release_memory() -> None:
