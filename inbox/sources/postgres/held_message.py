@@ -1,7 +1,6 @@
 """A message that was handed over, until it is settled."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pillarbox.outbox.log.lanes.batch import ClaimedMessage, Disposition
@@ -51,26 +50,6 @@ class HeldMessage:
         """The message, as far as it could be read."""
         assert self.row.message is not None
         return self.row.message
-
-    @property
-    def problem(self) -> str | None:
-        """Why it can't be handled as a message; None if it can."""
-        return self.row.problem
-
-    @property
-    def attempts(self) -> int:
-        """How often it has failed."""
-        return self.row.attempts
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was added."""
-        return self.row.created_at
-
-    @property
-    def leased(self) -> tuple[int, datetime | None]:
-        """Its lane, and when this process took it, by the database's clock."""
-        return self.lane.number, self.lane.leased_at
 
     @property
     def place(self) -> Place:

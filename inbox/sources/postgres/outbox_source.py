@@ -217,10 +217,10 @@ class PostgresSource:
                 handed,
                 Arrived(
                     message=handed.message,
-                    problem=handed.problem,
-                    attempts=handed.attempts,
+                    problem=handed.row.problem,
+                    attempts=handed.row.attempts,
                     history=self._history_of(handed),
-                    published_at=handed.created_at.timestamp(),
+                    published_at=handed.row.created_at.timestamp(),
                 ),
             )
             for handed in taken
@@ -255,14 +255,14 @@ class PostgresSource:
         return False
 
     def _history_of(self, handed: HeldMessage) -> History:
-        lane, leased_at = handed.leased
-        known = self._taken_over.get(lane)
+        row, leased_at = handed.row, handed.lane.leased_at
+        known = self._taken_over.get(handed.lane.number)
         if leased_at is not None and (known is None or known.at != leased_at):
             known = Takeover(leased_at, TakenOver(_MAX_SUSPECTS))
-            self._taken_over[lane] = known
-        if known is not None and known.covers(handed.created_at):
+            self._taken_over[handed.lane.number] = known
+        if known is not None and known.covers(row.created_at):
             return known.history
-        return REDELIVERED if handed.attempts else FIRST_DELIVERY
+        return REDELIVERED if row.attempts else FIRST_DELIVERY
 
     def _on_event(self, event: Event) -> None:
         match event:

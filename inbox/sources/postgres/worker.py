@@ -128,7 +128,7 @@ class HandlerWorker:
     def _withdraw(self, lane: WindowLane, key: str | None) -> None:
         """Take back the messages that follow one of their key that has to wait."""
         for each in self._handlers.withdraw(
-            lambda it: it.leased[0] == lane.number and it.message.key == key
+            lambda it: it.lane.number == lane.number and it.message.key == key
         ):
             each.end(None)
 
