@@ -62,13 +62,12 @@ from pillarbox.inbox.handlers.outcome import (
     Cancelled,
     Dead,
     Failed,
-    HandedBack,
     Handled,
     Later,
-    Nacked,
     Outage,
     Outcome,
     Paused,
+    Returned,
     Spent,
     Stopped,
 )
@@ -228,7 +227,7 @@ class _Turn:
         try:
             outcome = await self._handle(handler, counter)
             has_ended = await self._end(outcome)
-            return has_ended or isinstance(outcome, Nacked | HandedBack)
+            return has_ended or isinstance(outcome, Returned)
         finally:
             await (counter.end() if has_ended else counter.uncount())
 
@@ -244,7 +243,7 @@ class _Turn:
                 return await self._dead_letter(failure, attempts)
             case Spent():
                 return await self._end_spent(outcome)
-            case Nacked() | HandedBack() | Stopped():
+            case Returned() | Stopped():
                 return False
         return True
 
@@ -314,7 +313,7 @@ class _Turn:
                     left = await pauses.wait(self._delivery, self._dispatcher)
                     if left:
                         self._notify(DeliveryReturned)
-                        return HandedBack()
+                        return Returned()
                     goes_on = left is None
                 case _:
                     return attempted
@@ -397,7 +396,7 @@ class _Turn:
 
     async def _failed(
         self, counter: StartCounter, error: Exception
-    ) -> Dead | Nacked | None:
+    ) -> Dead | Returned | None:
         """Count an attempt; return the outcome if there is no other one here."""
         failure = self._describe(error)
         await counter.failed(failure)
@@ -417,7 +416,7 @@ class _Turn:
         left = max(0.0, due - time.monotonic())
         await counter.keep()
         await self._delivery.nack(timedelta(seconds=left))
-        return Nacked()
+        return Returned()
 
     async def _dead_letter(self, failure: Failure, attempts: int) -> bool:
         """Write a dead letter and ack; return False if the consumer stops first."""

@@ -59,13 +59,8 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
-class Nacked:
-    """The broker will deliver the message again."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedBack:
-    """The broker has the message again, which was not started."""
+class Returned:
+    """The broker has the message again, and will deliver it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ class Failed:
     error: Exception
 
 
-Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Nacked | HandedBack | Stopped
+Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Returned | Stopped
 """What becomes of a message."""
 JobOutcome: TypeAlias = Handled | Later | Spent | Cancelled | Stopped
 """How the attempt of a long handler ends, if it doesn't raise."""
