@@ -124,10 +124,14 @@ def read_readers(
         return cursor.execute(load("outbox", "list_readers"), values).fetchall()
 
 
+def list_receivers(connection: AdministrationConnection) -> dict[str, str | None]:
+    """Return the readers that get messages, and where these are published."""
+    return dict(connection.execute(load("outbox", "list_receivers")).fetchall())
+
+
 def list_consumers(connection: AdministrationConnection) -> list[str]:
-    """Return the names of readers that are consumers, and weren't dropped."""
-    rows = connection.execute(load("outbox", "list_reading_consumers"))
-    return [name for (name,) in rows]
+    """Return the names of readers that are consumers, and get messages."""
+    return [it for it, broker in list_receivers(connection).items() if broker == DIRECT]
 
 
 def add_reader(

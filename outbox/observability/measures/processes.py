@@ -9,6 +9,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.readers import list_receivers
+from pillarbox.outbox.brokers.options import DIRECT
 from pillarbox.outbox.dead_letters.statement import Schema
 from pillarbox.outbox.duration import write_duration
 from pillarbox.outbox.lane import LANES
@@ -113,8 +115,8 @@ def read_processes(reading: Reading) -> Processes:
 
 def read_relayed(reading: Reading) -> dict[str, str | None]:
     """Return the readers whose messages relays publish, and where."""
-    rows = reading.rows(load("outbox", "list_relayed_readers"))
-    return {row["reader"]: row["broker"] for row in rows}
+    receivers = list_receivers(reading.connection)
+    return {it: broker for it, broker in receivers.items() if broker != DIRECT}
 
 
 def list_processes(
