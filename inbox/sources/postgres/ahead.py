@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import psycopg
 
-from pillarbox.inbox.sources.postgres.handover import TenantSearch, TenantsFound
+from pillarbox.inbox.sources.postgres.handover import TenantSearch
 from pillarbox.inbox.sources.postgres.held_message import HeldMessage
+from pillarbox.inbox.sources.postgres.tenants import TenantsFound
 from pillarbox.inbox.sources.postgres.window_lane import WindowLane
 from pillarbox.outbox.array_literal import plain_array
 from pillarbox.outbox.log.claim import ClaimedRow, decode_row, find_cancelled, read_row

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from pillarbox.inbox.sources.postgres.held_message import HeldMessage
 from pillarbox.inbox.sources.postgres.ready import Ready
-from pillarbox.inbox.sources.postgres.tenants import Tenants
+from pillarbox.inbox.sources.postgres.tenants import Tenants, TenantsFound
 from pillarbox.outbox.lane import Priority
 
 _MAX_CLAIMS: Final = 4
@@ -28,20 +28,6 @@ class TenantSearch(NamedTuple):
     after: str
     max_steps: int
     rows_each: int
-
-
-class TenantsFound(NamedTuple):
-    """What a search has found.
-
-    Attributes:
-        steps: the tenants that it has skipped or found, in order.
-        tenants: those of its messages.
-        is_cut: whether it has reached its limit of messages or bytes.
-    """
-
-    steps: Sequence[str] = ()
-    tenants: Sequence[str] = ()
-    is_cut: bool = False
 
 
 class Handover:
@@ -95,8 +81,7 @@ class Handover:
 
     def searched(self, found: TenantsFound) -> None:
         """Record a search for tenants."""
-        steps, tenants, is_cut = found
-        self._tenants.searched(steps, tenants, ready=[*self._known], cut=is_cut)
+        self._tenants.searched(found, self._known)
 
     def _is_short(self) -> bool:
         if len(self.ready) >= _MAX_CLAIMS * self._prefetch:

@@ -8,14 +8,28 @@ first deliveries of each other tenant.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple
 
 _MAX_STEPS: Final = 64
 _MIN_ROWS_EACH: Final = 4
 _INTERVAL: Final = 0.25
 # Limits memory: searches add nothing to this many claims' worth of deliveries.
 _MAX_CLAIMS: Final = 4
+
+
+class TenantsFound(NamedTuple):
+    """What a search has found.
+
+    Attributes:
+        steps: the tenants that it has skipped or found, in order.
+        tenants: those of its messages.
+        is_cut: whether it has reached its limit of messages or bytes.
+    """
+
+    steps: Sequence[str] = ()
+    tenants: Sequence[str] = ()
+    is_cut: bool = False
 
 
 class Tenants:
@@ -73,28 +87,15 @@ class Tenants:
         short = some and not self._more.issubset(tenants)
         return short or is_time
 
-    def searched(
-        self,
-        steps: Sequence[str],
-        tenants: Sequence[str],
-        *,
-        ready: Sequence[str],
-        cut: bool,
-    ) -> None:
-        """Record a search.
-
-        Args:
-            steps: the tenants that it skipped and found.
-            tenants: the tenants of the rows that it returned.
-            ready: the tenants that had deliveries in memory before.
-            cut: whether it reached a limit.
-        """
-        rows = Counter(tenants)
+    def searched(self, found: TenantsFound, ready: Collection[str]) -> None:
+        """Record a search; `ready` had deliveries in memory before."""
+        rows = Counter(found.tenants)
         self._found = bool(rows)
         self._handed_out = 0
         self._more &= {*ready, *rows}
         self._more |= {tenant for tenant in rows if rows[tenant] >= self.rows_each}
-        goes_on = bool(steps) and (cut or len(set(steps)) >= self.max_steps)
+        steps = found.steps
+        goes_on = bool(steps) and (found.is_cut or len(set(steps)) >= self.max_steps)
         self.after = steps[-1] if goes_on else ""
         self._search_at = self._clock() + (0.0 if goes_on else _INTERVAL)
         if rows:

@@ -5,7 +5,7 @@ import pytest
 from pillarbox import Message
 from pillarbox.inbox.sources.memory import MemoryDelivery, MemorySource
 from pillarbox.inbox.sources.postgres.ready import Ready
-from pillarbox.inbox.sources.postgres.tenants import Tenants
+from pillarbox.inbox.sources.postgres.tenants import Tenants, TenantsFound
 
 
 class Clock:
@@ -84,7 +84,7 @@ def test_a_full_claim_needs_a_search_and_another_after_a_while(
 ) -> None:
     tenants.claimed(["a"] * 64, full=True)
     assert due(tenants, "a")
-    tenants.searched(["", "a"], [], ready=["a"], cut=False)
+    tenants.searched(TenantsFound(["", "a"], []), ["a"])
     assert not due(tenants, "a")
     clock.now += 1
     assert due(tenants, "a")
@@ -97,7 +97,7 @@ def test_a_flood_without_tenants_is_searched_only_at_intervals(
         tenants.claimed([None] * 64, full=True)
         clock.now += 0.01
         if due(tenants):
-            tenants.searched([""], [], ready=[], cut=False)
+            tenants.searched(TenantsFound([""], []), [])
         tenants.claimed([None] * 64, full=True)
         assert not due(tenants)
 
@@ -106,13 +106,13 @@ def test_tenants_without_ready_messages_are_searched_after_enough_deliveries(
     tenants: Tenants,
 ) -> None:
     tenants.claimed(["a", "b"] * 32, full=True)
-    tenants.searched([""], [], ready=["a", "b"], cut=False)
+    tenants.searched(TenantsFound([""], []), ["a", "b"])
     tenants.handed_out(2)
     assert not due(tenants, "a")
     tenants.handed_out(20)
     assert due(tenants, "a")
     assert not due(tenants, "a", "b")
-    tenants.searched(["", "a"], [], ready=["a"], cut=False)
+    tenants.searched(TenantsFound(["", "a"], []), ["a"])
     tenants.handed_out(40)
     assert not due(tenants, "a"), "b has no more"
 
@@ -121,10 +121,10 @@ def test_an_interrupted_search_continues_after_its_last_tenant(
     tenants: Tenants,
 ) -> None:
     tenants.claimed(["a"] * 64, full=True)
-    tenants.searched(["", "b", "c"], ["b", "c"], ready=["a"], cut=True)
+    tenants.searched(TenantsFound(["", "b", "c"], ["b", "c"], is_cut=True), ["a"])
     assert tenants.after == "c"
     assert due(tenants, "a", "b", "c")
-    tenants.searched(["c", "d"], ["d"], ready=["a", "b", "c"], cut=False)
+    tenants.searched(TenantsFound(["c", "d"], ["d"]), ["a", "b", "c"])
     assert tenants.after == ""
 
 
@@ -136,9 +136,9 @@ def test_no_search_is_due_when_memory_is_full(tenants: Tenants) -> None:
 def test_each_tenants_share_shrinks_with_the_number_of_tenants(
     tenants: Tenants,
 ) -> None:
-    tenants.searched(["", "b"], ["b"], ready=["a"], cut=False)
+    tenants.searched(TenantsFound(["", "b"], ["b"]), ["a"])
     assert tenants.rows_each == 32
-    tenants.searched([""], [f"t{n}" for n in range(30)], ready=["a"], cut=False)
+    tenants.searched(TenantsFound([""], [f"t{n}" for n in range(30)]), ["a"])
     assert tenants.rows_each == 4
 
 
@@ -146,7 +146,7 @@ def test_a_search_for_tenants_that_are_not_left_out_is_repeated_after_a_while(
     tenants: Tenants, clock: Clock
 ) -> None:
     assert tenants.is_due(10, ["a"], stuck=True)
-    tenants.searched(["", "a"], [], ready=["a"], cut=False)
+    tenants.searched(TenantsFound(["", "a"], []), ["a"])
     assert not tenants.is_due(10, ["a"], stuck=True)
     clock.now += 1
     assert tenants.is_due(10, ["a"], stuck=True)
