@@ -112,7 +112,7 @@ def cancel(session: Any, message_id: UUID, *, reason: str | None = None) -> Any:
             refuse_raw_autocommit(session, _SUBJECT)
             return _cancel_raw(session, values)
         return (
-            _cancel_async(session, values)
+            session.run_sync(_run, values)
             if is_async(session)
             else _run(session, values)
         )
@@ -136,10 +136,6 @@ def _cancel(session: Session, values: Mapping[str, object]) -> Cancellation:
 
 def _run(connection: Connection, values: Mapping[str, object]) -> Cancellation:
     return _read(*connection.execute(_CORE, values).one())
-
-
-async def _cancel_async(connection: Any, values: Mapping[str, object]) -> Cancellation:
-    return _read(*(await connection.execute(_CORE, values)).one())
 
 
 def _cancel_raw(
