@@ -99,8 +99,8 @@ class HandlerOptions(TypedDict, total=False):
     Attributes:
         queue: the queue for its messages, which has its own consumer group.
         version: the schema version that the handler understands: older messages are
-            upcast to it (see `Consumer.upcasts`), newer ones are dead-lettered. None:
-            any.
+            upcast to it (see `Consumer.upcasts`), newer ones are handed back, and
+            dead-lettered after `rollout`. None: any.
         time_limit: after this time the handler's work is rolled back, and the attempt
             fails.
         permanent: exceptions that dead-letter the message at once, or a function that

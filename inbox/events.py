@@ -247,7 +247,7 @@ class HandlerMissing(Event):
     level = logging.WARNING
     about = ("consumer", "topic")
     advice = (
-        "none during a deploy; if no release handles the topic any more, end the"
+        "during a deploy, wait; if no release handles the topic any more, end the"
         " subscription (see the broker's page; for postgres, pillarbox readers drop)"
     )
 

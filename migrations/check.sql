@@ -25,7 +25,7 @@ BEGIN
             current_database(), current_setting('server_encoding')
             USING HINT = 'use a database created with ENCODING ''UTF8''';
     END IF;
-    -- Both extensions in one report, with the two ways on.
+    -- Both extensions in one report, with the two remedies.
     IF {partman_name} IS NOT NULL THEN
         SELECT a.default_version INTO v_available FROM pg_available_extensions a WHERE a.name = 'pg_partman';
         SELECT e.extversion, n.nspname INTO v_installed, v_schema

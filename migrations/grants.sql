@@ -1,5 +1,5 @@
--- Owner part, repeated at the end of every migration: who may do what. What an earlier version granted is
--- revoked first, in the same transaction. The doctor reports what is lost of what this grants.
+-- Owner part, repeated at the end of every migration: who may do what. Grants of earlier versions
+-- are revoked first, in the same transaction. The doctor reports missing grants.
 
 EXECUTE EACH
 SELECT DISTINCT format('REVOKE ALL ON %s FROM {application}, {relay}, {reader}, {operator}, {consumer}, {maintainer}, {monitor}, {web}', p.relation)
@@ -23,7 +23,7 @@ GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, conten
               headers, payload)
     ON outbox.message
     TO {application};
--- The relay of another database adds messages once, and so looks for their ids.
+-- A relay of another database looks for ids, to add each message once.
 GRANT SELECT (id, created_at) ON outbox.message TO {application};
 GRANT EXECUTE
     ON FUNCTION
@@ -31,7 +31,7 @@ GRANT EXECUTE
         outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
--- Who may add may cancel: a message doesn't say who has added it.
+-- A role that may add may cancel any message, since a message doesn't record who added it.
 GRANT EXECUTE ON FUNCTION outbox.cancel(uuid, text) TO {application}, {operator}, {web};
 GRANT EXECUTE ON FUNCTION outbox.move(uuid, timestamptz, text) TO {operator}, {web};
 GRANT EXECUTE ON FUNCTION outbox.due_cause(uuid, timestamptz, text) TO {relay}, {reader};
@@ -47,11 +47,11 @@ GRANT SELECT
     TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {reader}, {monitor};
 GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay}, {reader};
--- Who could choose the time could choose a number that leaves no higher one.
+-- Not settled_at: a role that could choose the time could choose the highest number.
 GRANT SELECT, INSERT (created_at, ends_at, number, up_to, late_up_to, messages, deferred, lane, reader, snapshot, late_snapshot, next_xid)
     ON outbox.position
     TO {relay}, {reader};
--- Who could choose an entry's number could leave no higher one.
+-- Not entry: a role that could choose it could choose the highest number.
 GRANT SELECT, INSERT (created_at, due_at, seq, id, run, attempts, lane, cause, reader, outcome, key, reason, requested_by)
     ON outbox.deferral
     TO {relay}, {reader};
@@ -166,7 +166,7 @@ GRANT INSERT (message_id, message_at, consumer, state, cancel_requested_at, reas
       UPDATE (state, cancel_requested_at, finished_at, reason, lease_until)
     ON inbox.job
     TO {web};
--- What was asked for, and by whom, can't be changed afterwards.
+-- The request and its author can't be changed afterwards.
 GRANT INSERT (kind, selection, reason, asked_by, expected),
       UPDATE (state, succeeded, failed, skipped, problem, finished_at, stopped_by)
     ON outbox.operation

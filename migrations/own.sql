@@ -1,6 +1,6 @@
--- Administrator part: gives the owner what is its own. Otherwise, only the role that created Alembic's
--- table could run later migrations, and the grants fail on what belongs to somebody else since. Reads only
--- the catalog: what the owner's members have made must not run with an administrator's rights.
+-- Administrator part: gives all objects to the owner. Otherwise, only the role that created Alembic's table
+-- could run later migrations, and grants would fail on objects that another role owns by now. Reads only the
+-- catalog: objects made by the owner's members must not run with an administrator's rights.
 
 DO $own$
 DECLARE

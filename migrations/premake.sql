@@ -9,7 +9,7 @@ BEGIN
                     WHERE starts_with(p.parent_table, '{schema}.') ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
         PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || v_table.name, 0));
         PERFORM outbox.make_partition(v_table.name, d)
-           -- Not thousands of hours.
+           -- For hourly partitions, not thousands.
            FROM generate_series(outbox.begin_of(v_table.span, now()), now() + least(interval '{days} days', 100 * v_table.span), v_table.span) AS d
           WHERE NOT EXISTS (SELECT FROM outbox.partitions(v_table.name) x WHERE x.starts_at < d + v_table.span AND x.ends_at > d);
     END LOOP;

@@ -1,6 +1,6 @@
--- Owner part, repeated at the end of every migration: in another cluster, transaction ids mean something else.
--- From now on, the seq alone says whether a position covers the rows that are there. Those that it doesn't cover
--- by their ids, which are still right here, get an entry.
+-- Owner part, repeated at the end of every migration: transaction ids are only valid in their cluster.
+-- From now on, the seq alone decides whether a position covers the rows that exist now. Rows that it doesn't cover
+-- by their ids, which the rows still have, get an entry.
 
 DO $rebase$
 DECLARE
@@ -15,7 +15,7 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    -- Nobody can add to these rows later: this waits for all who write.
+    -- No rows can be added to these later: this waits for all writers.
     LOCK TABLE outbox.message IN SHARE ROW EXCLUSIVE MODE;
     -- Not the positions: a relay may store any, and these rows are found whatever they say.
     v_last := greatest((SELECT q.last_value FROM outbox.message_seq AS q), v_before + 1,

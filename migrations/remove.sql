@@ -1,8 +1,8 @@
--- Administrator part: removes everything of ours, with all data. Keeps the extensions, which others may use.
+-- Administrator part: removes pillarbox's objects, with all data. Keeps the extensions, which others may use.
 
 SET LOCAL ROLE {owner};
 
--- Without the table that records them, detached partitions would be lost track of.
+-- Only this table records which detached partitions there are.
 DO $detached$
 DECLARE
     v_partition text;
@@ -29,7 +29,7 @@ SELECT format('DELETE FROM %s c USING outbox.partition_policy p WHERE c.parent_t
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
  WHERE e.extname = 'pg_partman' AND n.nspname = {partman_name} AND has_table_privilege(c.oid, 'DELETE');
 
--- CASCADE must drop nothing of other people's.
+-- CASCADE must not drop objects that aren't pillarbox's.
 DO $others$
 DECLARE
     v_object text;

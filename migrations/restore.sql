@@ -1,4 +1,4 @@
--- Owner part, repeated at the end of every migration: restore what somebody has changed since.
+-- Owner part, repeated at the end of every migration: restore definitions that were changed since the last one.
 
 DO $restore$
 DECLARE
@@ -7,7 +7,7 @@ BEGIN
     FOR v IN SELECT d.* FROM outbox.schema_differences() d WHERE d.restored_by IS NOT NULL LOOP
         BEGIN
             EXECUTE v.restored_by;
-            -- Another version of PostgreSQL may write the same definition in another way.
+            -- Another version of PostgreSQL may write the same definition differently.
             UPDATE outbox.promise p SET definition = f.definition FROM outbox.schema_facts() f
              WHERE (p.relation, p.fact) = (v.object, v.fact) AND (f.relation, f.fact) = (v.object, v.fact);
         EXCEPTION WHEN insufficient_privilege OR integrity_constraint_violation THEN

@@ -39,11 +39,11 @@ BEGIN
     IF NOT pg_has_role({detacher_name}, {owner_name}, 'USAGE') THEN
         GRANT {owner} TO {detacher};
     END IF;
-    -- The page may read what the monitor may.
+    -- The page may read everything that the monitor may.
     IF NOT pg_has_role({web_name}, {monitor_name}, 'USAGE') THEN
         GRANT {monitor} TO {web};
     END IF;
-    -- Who drops readers may do what relays do.
+    -- The operator may do everything that relays may.
     IF NOT pg_has_role({operator_name}, {relay_name}, 'USAGE') THEN
         GRANT {relay} TO {operator};
     END IF;

@@ -15,13 +15,13 @@ BEGIN
             USING HINT = format('let an administrator run: GRANT USAGE ON SCHEMA cron TO %I, %I; or add --without-cron', {maintainer_name}, {detacher_name});
     END;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
-    -- A job starts outside our routines: it must not use objects of other schemas.
+    -- A job starts outside pillarbox's routines: it must not use objects of other schemas.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no others. The next
     -- run finalizes a detach that was canceled.
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET statement_timeout = ''2min''', current_database());
-    -- It would end the whole upkeep, whose steps have limits of their own.
+    -- It would end the whole upkeep; each step has its own limit.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET statement_timeout = 0', current_database());
     -- Renaming the database leaves its jobs with the old name, and a dump takes them to other servers. Jobs
     -- of other databases that exist may be theirs; the doctor reports them.

@@ -12,7 +12,7 @@ BEGIN
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
         SET LOCAL row_security = on;  -- pg_cron's policies show each role its own jobs
         FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}] LOOP
-            -- The role sees its own jobs; without this privilege only an administrator can have scheduled them.
+            -- The role sees its own jobs; without this privilege, only an administrator can have scheduled them.
             IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
                 EXECUTE format('SET LOCAL ROLE %I', v_role);
             END IF;

@@ -1,8 +1,8 @@
 -- Owner part, run in every migration with pg_partman and safe to repeat: it creates the partitions from
--- now on, and gets those that exist, whatever has created them.
+-- now on, and takes over existing ones, whatever created them.
 
 -- Not with pg_partman's create_parent(), which can't take over partitions that were restored from a dump, and in 4.x
--- creates a DEFAULT partition, which rules out DETACH CONCURRENTLY. pg_partman's own retention is off: pillarbox
+-- creates a DEFAULT partition, which prevents DETACH CONCURRENTLY. pg_partman's own retention is off: pillarbox
 -- uses outbox.finish_detached(). If somebody turns it on, retention_keep_table makes pg_partman detach partitions
 -- that it would otherwise drop with unsettled rows. Nor with run_maintenance(): 4.7 creates one more after noon,
 -- 5.0 creates none for an empty table, and no version fills gaps.

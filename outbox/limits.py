@@ -134,10 +134,9 @@ class Limits:
                 moment.isoformat(),
                 f"is more than {exact_duration(self.max_delay)} ahead",
                 "add it later; or call add(…, limits=pillarbox.outbox.limits.Limits("
-                f"max_delay=timedelta(days={days}))), and keep the receipts longer, "
-                "without which it becomes a dead letter. For inbox.receipt and "
-                "inbox.job: pillarbox retention set inbox.receipt "
-                f"{days + 15}d --minimum {days + 1}d",
+                f"max_delay=timedelta(days={days}))), and keep receipts and jobs "
+                f"longer: pillarbox retention set inbox.receipt {days + 15}d "
+                f"--minimum {days + 1}d, and the same for inbox.job",
             )
 
 

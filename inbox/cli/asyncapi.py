@@ -40,7 +40,7 @@ def _asyncapi(
         ),
     ] = None,
 ) -> int:
-    """Describe an application's messages as AsyncAPI 3, or compare with before.
+    """Describe an application's messages as AsyncAPI 3, or find incompatible changes.
 
     Prints the document as JSON. With --against, prints the incompatible changes: any
     but a new message, a new optional field, and new titles, descriptions and defaults.

@@ -18,7 +18,7 @@ def queues_of(options: Sequence[str]) -> dict[str, int]:
     for option in options:
         name, separator, weight = option.partition("=")
         if name in queues:
-            raise ConfigError(f"--queue {option}: {name!r} was named before")
+            raise ConfigError(f"--queue {option}: {name!r} was given twice")
         try:
             queues[name] = int(weight) if separator else 1
         except ValueError:

@@ -282,7 +282,7 @@ class _Play:
         try:
             await self._start_all("relay-3")
             say()
-            say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
+            say("The shop and the page keep running. Press Ctrl-C to stop them.")
             with self._shop.ordering(None, _PAUSE):
                 await asyncio.Event().wait()
         except asyncio.CancelledError:

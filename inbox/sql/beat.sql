@@ -1,4 +1,4 @@
--- Does:  Record that this consumer runs and how it does, or that it ends; ask what is paused.
+-- Does:  Record that this consumer runs, with its state, or that it ends; return the paused topics.
 -- Takes: id, kind, name, host, broker, failing_since (as text), reason, blocked_keys, in_flight, ends, running_id, running_handler, running_since, running_due (moments as text), standing_by, counters (JSON as text)
 -- Gives: the topics that are paused for it
 -- Index: process_pkey

@@ -5,8 +5,8 @@
 WITH RECURSIVE walk (tenant, is_new) AS (
     SELECT %(after)s::text, false
      UNION ALL
-    -- From tenant to tenant, one descent each. A known one is stepped over unread: it may have a million entries.
-    -- So its name bounds the search; as a filter it would not end it.
+    -- From tenant to tenant, one descent of the index each. A known one is skipped unread: it may have a million entries.
+    -- So its name is a bound of the search; as a filter, all its entries would be read.
     SELECT coalesce(next.tenant, known.tenant), next.tenant IS NOT NULL
       FROM walk
      CROSS JOIN LATERAL (SELECT min(k) AS tenant FROM unnest(%(known)s::text[]) AS k WHERE k > walk.tenant) AS known
@@ -33,7 +33,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
       ) AS next ON true
      WHERE coalesce(next.tenant, known.tenant) IS NOT NULL
 ), in_order AS MATERIALIZED (
-    -- Of a lane with a row that committed late, the next claim reads that one first: it may precede others of its key.
+    -- Not a lane with a row that committed late: the next claim reads that row first, since it may precede others of its key.
     SELECT leased.lane, top.seq AS top
       FROM (SELECT {leased}) AS leased
       JOIN unnest(%(lanes)s::smallint[], %(tops)s::bigint[]) AS top (lane, seq) ON top.lane = leased.lane
@@ -56,7 +56,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
                        FROM outbox.message AS m
                       WHERE step.is_new
                         AND m.tenant IS NOT NULL
-                        -- Rows and not columns, so that no index but this one has the order, whatever the
+                        -- Compared as a row, so that only this index has the order, whatever the
                         -- statistics say: by lane and seq alone, finding this tenant reads the whole backlog.
                         AND (m.tenant, m.lane, m.seq)
                             > (step.tenant, in_order.lane,

@@ -1,4 +1,4 @@
--- Does:  Find out which messages the log has, whatever it says.
+-- Does:  Find which of these messages have an entry in the log.
 -- Takes: reader, ids, created_ats (same length), first and last of created_ats
 -- Gives: id, created_at
 -- Index: deferral_message_idx on each partition between first and last

@@ -1,10 +1,10 @@
 -- Does:  End a job permanently.
 -- Takes: id, at, consumer, lease, started_at, until (see Leased), state, reason, attempts
--- Gives: one row; no row if the lease is lost, or what was committed under it
+-- Gives: one row; no row if the lease is lost, or the server lost a commit under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CAST(:state AS text),
-       -- Who asked for a cancel has given the reason.
+       -- The person who cancelled it has given the reason.
        reason = CASE WHEN CAST(:state AS text) = 'cancelled' THEN reason
                      ELSE CAST(:reason AS text) END,
        attempts = CAST(:attempts AS integer),

@@ -1,4 +1,4 @@
--- Does:  Find out whether the owner has made the index by tenant on all days.
+-- Does:  Find out whether all days have the index by tenant.
 -- Takes: nothing
 -- Gives: whether there is one
 -- Index: none

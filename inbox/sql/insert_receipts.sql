@@ -5,7 +5,7 @@
 INSERT INTO inbox.receipt (message_id, message_at, consumer)
 SELECT id, moment, CAST(:consumer AS text)
   FROM unnest(CAST(CAST(:ids AS text) AS uuid[]), CAST(CAST(:moments AS text) AS timestamptz[])) AS r (id, moment)
- -- As a subquery it is done once, and not for each row.
+ -- A subquery is evaluated once, not for each row.
  WHERE (SELECT set_config('idle_in_transaction_session_timeout',
                           coalesce(CAST(:max_idle AS text), current_setting('idle_in_transaction_session_timeout')),
                           true)

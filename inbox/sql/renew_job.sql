@@ -1,6 +1,6 @@
 -- Does:  Renew the lease of a job that this process is running; until the transaction ends, no other process leases the job.
 -- Takes: id, at, consumer, lease, started_at, until (see Leased), seconds, checkpoint (to save, JSON as text; null: none)
--- Gives: is_cancelled, lease_until; no row if the lease is lost, or what was committed under it
+-- Gives: is_cancelled, lease_until; no row if the lease is lost, or the server lost a commit under it
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET checkpoint = coalesce(CAST(:checkpoint AS jsonb), checkpoint),

@@ -1,4 +1,4 @@
--- Does:  Take back one start of each of these messages, because it was not an attempt.
+-- Does:  Subtract one start of each of these messages, which was not an attempt.
 -- Takes: ids (array as text), first and last of their moments, consumer
 -- Gives: nothing
 -- Index: suspect_pkey of each partition between first and last

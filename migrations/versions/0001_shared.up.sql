@@ -26,7 +26,7 @@ RETURN CASE WHEN (headers @? 'strict $.* ? (@.type() <> "string")') IS FALSE
             ELSE '"not shown: they are not an object of strings, and over 1024 bytes"'::jsonb END;
 COMMENT ON FUNCTION outbox.readable_headers IS 'headers, or why they are not shown, if their text could be very long';
 
--- With a cast, one invalid payload would fail the whole query.
+-- A cast of one invalid payload would fail the whole query.
 CREATE FUNCTION outbox.json_of(content_type text, payload bytea) RETURNS jsonb
 LANGUAGE plpgsql STABLE {pinned}
 SET standard_conforming_strings = on  -- the body is parsed at each session's first call

@@ -1,4 +1,4 @@
--- Owner part, run for each schema, outbox and inbox: what both have.
+-- Owner part, run for each schema, outbox and inbox: the objects that both have.
 
 CREATE TABLE {schema}.process (
     id            uuid        NOT NULL,
@@ -102,7 +102,7 @@ CREATE TABLE {schema}.dead_letter (
                                    AND octet_length(error_stacktrace) <= 131072),
     CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON COLUMN {schema}.dead_letter.origin IS 'what gave it up: relay:<reader> or consumer:<name>';
+COMMENT ON COLUMN {schema}.dead_letter.origin IS 'what dead-lettered it: relay:<reader> or consumer:<name>';
 COMMENT ON COLUMN {schema}.dead_letter.retry_count IS 'failed retries since it was dead-lettered; attempts counts the failures before';
 COMMENT ON COLUMN {schema}.dead_letter.retry_after IS 'when the schedule may retry it; null: only by hand';
 

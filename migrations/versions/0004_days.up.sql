@@ -1,8 +1,8 @@
--- Owner part: partitions made without pg_partman: where it isn't, and by relays and consumers, so that a
--- forgotten scheduler lets no row be refused as long as one of them runs.
+-- Owner part: partitions made without pg_partman: on servers that lack it, and by relays and consumers, so that
+-- inserts succeed without a scheduled upkeep while one of them runs.
 
--- As pg_partman makes and names it. ATTACH PARTITION, unlike PARTITION OF, lets writers and readers of
--- the table continue, and none of them ever waits behind its request for a lock.
+-- Made and named as by pg_partman. With ATTACH PARTITION, unlike PARTITION OF, writers and readers of the table
+-- continue, and none of them ever waits behind its request for a lock.
 CREATE FUNCTION outbox.make_partition(parent text, starts_at timestamptz) RETURNS void
 LANGUAGE plpgsql {pinned}
 SET quote_all_identifiers = off
@@ -56,7 +56,7 @@ BEGIN
     END IF;
     FOR v_leader IN SELECT p.parent_table FROM outbox.partition_policy p WHERE p.follows IS NULL ORDER BY 1 LOOP
         v_tables := v_leader || ARRAY(SELECT p.parent_table FROM outbox.partition_policy p WHERE p.follows = v_leader ORDER BY 1);
-        -- Each table with its followers, in a subtransaction of its own.
+        -- Each table with its followers, in a separate subtransaction.
         BEGIN
             -- Otherwise an upkeep is making them.
             CONTINUE WHEN NOT (SELECT bool_and(pg_try_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || t, 0)))

@@ -33,7 +33,7 @@ COMMENT ON COLUMN outbox.partition_policy.control IS 'the partition key column';
 COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of future partitions; change it with outbox.set_interval';
 COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all its rows are older than this';
 COMMENT ON COLUMN outbox.partition_policy.minimum IS
-    'how late a message can reach its consumer, by your delays and retries: the least retention; null: no minimum';
+    'the shortest retention allowed: the longest time after which a message can still reach its consumer; null: no minimum';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
 COMMENT ON COLUMN outbox.partition_policy.follows IS
     'the table whose rows this one''s rows are about: it has the policy of that table; its partitions are made with those, and dropped after them';
@@ -116,7 +116,7 @@ COMMENT ON COLUMN outbox.upkeep_failure.object IS 'the table or partition; empty
 COMMENT ON COLUMN outbox.upkeep_failure.failure IS 'the error, with the object in the way if the catalog shows it';
 COMMENT ON COLUMN outbox.upkeep_failure.remedy IS 'SQL or a command that removes the obstacle; null: unknown';
 
--- From the catalog, since pg_partman replaces the SQLSTATE of errors by its own.
+-- From the catalog, since pg_partman replaces the SQLSTATE of errors.
 CREATE FUNCTION outbox.in_the_way(step text, parent text, object text, state text, context text)
 RETURNS TABLE (obstacle text, remedy text)
 LANGUAGE sql STABLE {pinned}
@@ -171,7 +171,7 @@ BEGIN ATOMIC
     SELECT format('event trigger %I', e.evtname), format('ALTER EVENT TRIGGER %I DISABLE; /* or let its function spare the owner of outbox.message */', e.evtname)
       FROM pg_event_trigger e WHERE e.evtenabled <> 'D' AND position(' ' || e.evtfoid::regprocedure::text IN in_the_way.context) > 0;
 END;
-COMMENT ON FUNCTION outbox.in_the_way IS 'what keeps a step of the upkeep from succeeding, as far as the catalog shows it, with the remedies';
+COMMENT ON FUNCTION outbox.in_the_way IS 'obstacles to a step of the upkeep, as far as the catalog shows them, with the remedies';
 
 CREATE FUNCTION outbox.note_failure(failure text, step text DEFAULT 'upkeep', parent text DEFAULT NULL, object text DEFAULT NULL,
                                     state text DEFAULT '', context text DEFAULT '') RETURNS void
@@ -193,7 +193,7 @@ BEGIN
         SET failed_at = excluded.failed_at, failure = excluded.failure, remedy = excluded.remedy;
 END
 $body$;
-COMMENT ON FUNCTION outbox.note_failure IS 'record a step of the upkeep that failed, with what is in its way, without changing the last success';
+COMMENT ON FUNCTION outbox.note_failure IS 'record a failed step of the upkeep, with its obstacle, without changing the last success';
 
 CREATE FUNCTION outbox.accept_clock() RETURNS void
 LANGUAGE sql SECURITY DEFINER {pinned}
@@ -283,7 +283,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.partition_name IS 'the name of the partition of a table that begins at this time';
 
--- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
+-- Created again after its drop, because the clock had jumped: messages with dropped receipts must not count as new.
 CREATE FUNCTION outbox.keep_forgotten(parent text) RETURNS void
 LANGUAGE plpgsql {pinned}
 AS $body$

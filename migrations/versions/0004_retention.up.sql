@@ -157,7 +157,7 @@ COMMENT ON FUNCTION outbox.unread_messages IS
     'messages of a partition that readers of topics have not claimed, up to at_most; cause is unclaimed, or inserted late (below the position)';
 
 -- The gate of outbox.message, for each reader. Positions count the messages that they cover. In a lane
--- where the numbers agree, only messages in the log can be open. The others are read: for messages that
+-- where the counts agree, only messages in the log can be unsettled. The others are read: for messages that
 -- aren't covered, and if there are none, for those that were covered without being claimed. These committed
 -- after a position had passed them, or else any can be one; an entry 'settled', as a replay gets it, accounts
 -- for them. A reader that gets only some of the messages has no such count: see outbox.unread_messages.
@@ -243,8 +243,7 @@ $body$;
 COMMENT ON FUNCTION outbox.unsettled_messages IS
     'the messages of a partition that are neither published nor dead-lettered by each reader, and those to be published again, up to at_most; cause is that of the last entry in the log, or unclaimed, inserted late (below the position), passed (perhaps never claimed: more messages are covered than were claimed), or unrouted (no reader gets it)';
 
--- For people: no values of the rows except their ids. Reads the rows once, which can take
--- long.
+-- For people: no values of the rows except their ids. Reads all rows once, which can take long.
 CREATE FUNCTION outbox.what_keeps(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz,
                                   OUT unsettled bigint, OUT reason text)
 LANGUAGE plpgsql STABLE {pinned}

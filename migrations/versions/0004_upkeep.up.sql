@@ -1,8 +1,7 @@
 -- Owner part: the upkeep. It creates partitions and drops detached ones: pg_cron's jobs or pillarbox maintain detach them.
 
--- Each step of each table in a transaction of its own: whatever fails in it is recorded, and the others
--- follow. A canceled statement ends its step alone, since statement_timeout is no reason to create no
--- partitions. Returns `again` if there is more to do, and `skipped` if another upkeep is doing it.
+-- Each step of each table in its own transaction: a failure is recorded, and the other steps follow. A canceled
+-- statement ends only its step, so that a statement_timeout doesn't keep partitions from being created. Returns `again` if there is more to do, and `skipped` if another upkeep is doing it.
 CREATE FUNCTION outbox.upkeep_step(step text, parent text) RETURNS text
 LANGUAGE plpgsql {pinned}
 AS $body$
@@ -58,7 +57,7 @@ BEGIN
     RETURN v_failures;
 END
 $body$;
-COMMENT ON FUNCTION outbox.end_upkeep IS 'forget failures that no longer occur, and return the others, or record a success';
+COMMENT ON FUNCTION outbox.end_upkeep IS 'delete failures that no longer occur, and return the others, or record a success';
 
 CREATE PROCEDURE outbox.maintain(since timestamptz DEFAULT NULL)
 LANGUAGE plpgsql

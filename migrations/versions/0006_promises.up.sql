@@ -1,5 +1,5 @@
--- Owner part: what the migrations promise about the tables, in one place: their definitions, recorded when
--- all migrations have run. The doctor reports what differs since, and every migration restores it.
+-- Owner part: the definitions that the migrations promise, recorded when all of them have run. The doctor reports
+-- later differences, and every migration restores the definitions.
 
 CREATE FUNCTION outbox.schema_facts() RETURNS TABLE (relation text, fact text, definition text, restored_by text)
 LANGUAGE sql STABLE {pinned}
@@ -59,8 +59,8 @@ SELECT DISTINCT o.name, format('right of %s to %s', r.rolname, concat_ws(' of ',
   JOIN pg_roles r ON r.oid = a.grantee
    AND r.rolname IN ({maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {reader_name}, {operator_name}, {consumer_name}, {monitor_name}, {web_name})
 $body$;
-COMMENT ON FUNCTION outbox.rights IS 'what each of our roles may do, which migrations/grants.sql grants';
+COMMENT ON FUNCTION outbox.rights IS 'the privileges of each of pillarbox''s roles, which migrations/grants.sql grants';
 
 CREATE TABLE outbox.promise AS SELECT * FROM outbox.schema_facts();
 ALTER TABLE outbox.promise ADD CONSTRAINT promise_pkey PRIMARY KEY (relation, fact);
-COMMENT ON TABLE outbox.promise IS 'what the migrations made: outbox.schema_facts() and outbox.rights() when they ended';
+COMMENT ON TABLE outbox.promise IS 'the definitions and privileges after the migrations: outbox.schema_facts() and outbox.rights()';

@@ -1,4 +1,4 @@
--- Owner part: what people had done: operations on many rows at once, and pauses of consumers.
+-- Owner part: operations that people start: on many rows at once, and pauses of consumers.
 
 CREATE TABLE outbox.operation (
     id          uuid        NOT NULL DEFAULT gen_random_uuid(),
@@ -23,11 +23,11 @@ CREATE TABLE outbox.operation (
     CONSTRAINT changed_with_a_reason CHECK (kind NOT IN ('discard', 'pause') OR reason <> ''),
     CONSTRAINT selection_of_strings CHECK ((selection @? 'strict $.* ? (@.type() <> "string")') IS FALSE)
 );
-COMMENT ON TABLE outbox.operation IS 'what people had done: a row for each retry or discard of dead letters on the page, and each pause or resume of a consumer or a topic';
+COMMENT ON TABLE outbox.operation IS 'a row for each retry or discard of dead letters on the page, and each pause or resume of a consumer or a topic';
 COMMENT ON COLUMN outbox.operation.selection IS 'the filter, with the moment up to which it selects; of a pause, consumer and topic, each missing for all';
-COMMENT ON COLUMN outbox.operation.asked_by IS 'the name by which that person logged in to the page, or the database login of a command';
+COMMENT ON COLUMN outbox.operation.asked_by IS 'the name with which the person logged in to the page, or the database login of a command';
 COMMENT ON COLUMN outbox.operation.asked_as IS 'the database login of the page or the command';
-COMMENT ON COLUMN outbox.operation.state IS 'running, stopping; then stopped, done or failed. A pause is running until somebody resumes, then stopped';
+COMMENT ON COLUMN outbox.operation.state IS 'running, stopping; then stopped, done or failed. A pause is running until it is ended, then stopped';
 COMMENT ON COLUMN outbox.operation.expected IS 'how many the dry run counted';
 COMMENT ON COLUMN outbox.operation.stopped_by IS 'the name of the person who stopped it';
 
@@ -70,7 +70,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.paused_topics IS 'the topics, and prefixes followed by a star, that are paused for a consumer';
 
--- Infinity in one row would hold its partition for ever, or empty every list that shows it: Python has
+-- Infinity in one row would hold its partition forever, or make every list that shows it fail: Python has
 -- no datetime outside of these years. No BETWEEN, which a dump would write in another form.
 EXECUTE EACH
 SELECT format('ALTER TABLE %s ADD CONSTRAINT moments_finite CHECK (%s) NOT VALID', c.oid::regclass,

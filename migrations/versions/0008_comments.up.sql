@@ -1,4 +1,4 @@
--- Owner part: what the columns of the views mean. Views of one kind share most columns, and their comments.
+-- Owner part: comments on the columns of views. Views of one kind share most columns, and their comments.
 
 EXECUTE EACH
 WITH kind (kind, views) AS (VALUES
@@ -37,7 +37,7 @@ WITH kind (kind, views) AS (VALUES
     ('dead letter', 'status', 'PENDING until a retry succeeds or it is discarded; then SUCCEEDED or DISCARDED'),
     ('dead letter', 'retry_count', 'failed retries since it was dead-lettered'),
     ('dead letter', 'retry_after', 'when the schedule may retry it; null: only by hand'),
-    ('dead letter', 'origin', 'what gave it up: relay:<reader> or consumer:<name>'),
+    ('dead letter', 'origin', 'what dead-lettered it: relay:<reader> or consumer:<name>'),
     ('dead letter', 'message_id', 'id of the message; a UUID, unless another system made it'),
     ('dead letter', 'topic', 'where the message was published'),
     ('dead letter', 'attempts', 'failures before it was dead-lettered'),

@@ -1,5 +1,5 @@
--- Owner part: the copy goes. In databases of earlier checkouts a relay copied messages to inbox.message, where
--- consumers read them; now they read the outbox. Where there is no such table, this does nothing.
+-- Owner part: drop the copy. In earlier checkouts a relay copied messages to inbox.message, where consumers read
+-- them; now they read the outbox. Without that table, this does nothing.
 
 DO $copy$
 DECLARE

@@ -1,4 +1,4 @@
--- Owner part: what differs from the promises.
+-- Owner part: differences from the promises.
 
 CREATE OR REPLACE FUNCTION outbox.schema_differences() RETURNS TABLE (object text, difference text, restored_by text, fact text)
 LANGUAGE sql STABLE {pinned}
@@ -59,4 +59,4 @@ SELECT f.oid::regprocedure::text, 'runs with other rights or settings than the m
             ELSE 'row_security=off' = ANY (s.settings) END
 $body$;
 COMMENT ON FUNCTION outbox.schema_differences IS
-    'what differs from what the migrations made; restored_by: the statement that restores it, or null for a constraint that only has to be validated';
+    'differences from the definitions that the migrations made; restored_by: the statement that restores it, or null for a constraint that only has to be validated';

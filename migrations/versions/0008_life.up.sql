@@ -40,4 +40,4 @@ COMMENT ON COLUMN inbox.message_life.step IS
 COMMENT ON COLUMN inbox.message_life.source IS 'the table that records it';
 COMMENT ON COLUMN inbox.message_life.partition_at IS 'the moment by which that table is partitioned';
 COMMENT ON COLUMN inbox.message_life.due_at IS 'when it is retried next, or until when a worker has leased the job';
-COMMENT ON COLUMN inbox.message_life.by IS 'the worker of a job, what gave the message up, or who discarded the dead letter';
+COMMENT ON COLUMN inbox.message_life.by IS 'the worker of a job, what dead-lettered the message, or who discarded the dead letter';

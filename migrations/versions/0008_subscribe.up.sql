@@ -5,8 +5,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN a = b OR (right(a, 1) = '*' AND starts_with(b, left(a, -1))) OR (right(b, 1) = '*' AND starts_with(a, left(b, -1)));
 COMMENT ON FUNCTION outbox.overlap IS 'whether a message can belong to both of two topics, or prefixes followed by *';
 
--- A claim passes the messages of topics that it can't see. So a topic is added in one transaction, and begins in
--- the next: no claim has passed what commits from then on.
+-- A claim skips messages of topics that it can't see. So a topic is added in one transaction, and begins in the
+-- next: no claim has skipped messages that commit from then on.
 CREATE OR REPLACE FUNCTION outbox.subscribe(reader text, topics text[], broker text, discard boolean DEFAULT false, from_oldest boolean DEFAULT false,
                                  role name DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER {pinned}
@@ -22,7 +22,7 @@ DECLARE
     v_added text[];
     v_oldest text[];
     v_problem text;
-    -- Who may not run all readers adds one of its own.
+    -- A role that may not run all readers adds one for itself.
     v_role name := CASE WHEN NOT pg_has_role(session_user, {relay_name}, 'USAGE') THEN session_user END;
 BEGIN
     LOCK TABLE outbox.subscription IN SHARE ROW EXCLUSIVE MODE;

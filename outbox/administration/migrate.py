@@ -209,12 +209,12 @@ def _raise(error: DBAPIError) -> NoReturn:
             "timed out waiting for a lock: another migration, a long transaction or"
             " autovacuum holds it; find it with SELECT pid, locktype,"
             " relation::regclass FROM pg_locks WHERE granted, and try again when it has"
-            " ended: the migration goes on where it stopped"
+            " ended: the migration continues where it stopped"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
         ) from error
     remedy = getattr(diagnosis, "message_hint", None) or getattr(cause, "hint", None)
-    remedy = remedy or "correct it, and migrate again: that goes on where this stopped"
+    remedy = remedy or "correct it, and migrate again: that continues from here"
     raise MigrationError(f"{problem}; {remedy}") from error

@@ -81,7 +81,7 @@ def change_pause(
     if row == (True,):
         return f"{what}: {kind}d"
     is_so = "is paused already" if kind == "pause" else "is not paused"
-    raise ConfigError(f"{what} {is_so}; pillarbox status shows what is, and by whom")
+    raise ConfigError(f"{what} {is_so}; pillarbox status lists the pauses")
 
 
 def _words(consumer: str | None, topic: str | None) -> str:

@@ -34,8 +34,8 @@ def pause(
 ) -> None:
     """Pause a consumer, a topic of a consumer, or a topic of all consumers.
 
-    Within 10 s no replica begins a handler of it. Handlers and jobs that are running go
-    on, and other topics, too. Use the database of the handlers.
+    Within 10 s, no replica starts a handler of it. Running handlers and jobs continue,
+    and so do other topics. Use the database of the handlers.
     """
     with opened(database, "pause", rights=_RIGHTS) as connection:
         write_line(change_pause(connection, "pause", consumer, topic, reason))

@@ -55,8 +55,8 @@ def retention(
     minimum: Annotated[
         timedelta | None,
         duration_option(
-            help="How late a message can still reach its consumer, given your delays "
-            "and retries; a shorter retention is refused."
+            help="Longest time after which a message can still reach its consumer, "
+            "given your delays and retries; a shorter retention is refused."
         ),
     ] = None,
     database: Database = None,

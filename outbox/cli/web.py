@@ -60,7 +60,7 @@ def web(
     codec: Codec = None,
     consumer: ConsumerPath = None,
 ) -> None:
-    """Serve a page that shows dead letters, partitions and jobs, and repairs them.
+    """Serve a web page that shows messages and failures, and retries dead letters.
 
     Each of several databases has its own pages; --broker, --codec and --consumer apply
     to the first one.

@@ -40,7 +40,7 @@ def choose_server(project: Project) -> "Server":
     if not kept.exists():
         raise ConfigError(
             f"the data of {project.folder} need {kept}, which is not found; install it "
-            "again, or begin anew with --reset"
+            "again, or start over with --reset"
         )
     return Server(kept.parent, project)
 

@@ -1,4 +1,4 @@
--- Does:  Add the index by tenant to the table, and so to each day that is added from now on; those that exist don't have it yet.
+-- Does:  Add the index by tenant to the table, and so to each day that is added from now on, but not to existing days.
 -- Takes: nothing
 -- Gives: nothing
 -- Index: none

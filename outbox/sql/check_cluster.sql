@@ -1,4 +1,4 @@
--- Does:  Find out whether the tables came from another cluster by a dump or a logical replica, and weren't migrated since: relays and consumers refuse to start, because the ids of transactions mean nothing here.
+-- Does:  Find out whether the tables came from another cluster by a dump or a logical replica, and weren't migrated since: relays and consumers refuse to start, because transaction ids are only valid in their cluster.
 -- Takes: migrate
 -- Gives: severity, finding, remedy
 -- Index: base_pkey

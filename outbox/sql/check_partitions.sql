@@ -4,7 +4,7 @@
 -- Index: none
 SELECT 'error', format('unexpected partition %%s of %%s: %%s', q.partition, p.parent_table, w.what), w.remedy
   FROM outbox.partition_policy p
-  -- Any table may have been given away, but hardly most of them.
+  -- One table may have another owner, but hardly most of them.
   CROSS JOIN (SELECT mode() WITHIN GROUP (ORDER BY t.relowner) FROM pg_class t
                WHERE t.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace) AND t.relkind IN ('r', 'p')) AS c (relowner)
  CROSS JOIN LATERAL outbox.partitions(p.parent_table) q

@@ -8,7 +8,7 @@ WITH role AS (
 SELECT 'error',
        format('the tables belong to %%s, not to %%s: REASSIGN OWNED or ALTER … OWNER changed the owner, so the upkeep and pillarbox migrate fail',
               %(owner)s::text, %(owner_role)s::text),
-       -- Everything of ours, but nothing else that the other role owns; in one line. By number: a name could end the string or the body.
+       -- All objects of pillarbox, but no others that the role owns; in one line. By oid: a name could end the string or the body.
        coalesce(replace(replace(regexp_replace($give_back$DO $$ DECLARE it text; BEGIN FOR it IN
        SELECT format('SCHEMA %%I', n.nspname) FROM pg_namespace n WHERE n.nspname IN ('outbox', 'inbox') AND n.nspowner = {owner}
        UNION ALL SELECT format('TABLE %%I.%%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

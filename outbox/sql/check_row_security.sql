@@ -2,7 +2,7 @@
 -- Takes: owner, roles, owner_role, detacher_role, application_role (the other roles read the tables)
 -- Gives: severity, finding, remedy
 -- Index: none
--- Whoever logs in as one of our roles counts; the role itself only if nobody does.
+-- The logins that are members of a role count; the role itself only if it has none.
 WITH reader (oid, name) AS (
     SELECT l.oid, l.rolname
       FROM pg_roles g

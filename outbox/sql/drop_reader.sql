@@ -1,4 +1,4 @@
--- Does:  Drop a reader: it gets no more messages, and holds none.
+-- Does:  Drop a reader: it gets no more messages, and holds no days.
 -- Takes: reader
 -- Gives: nothing
 -- Index: subscription_pkey

@@ -1,4 +1,4 @@
--- Does:  Find the start of the first partition of outbox.message that can hold messages of a time or later.
+-- Does:  Find the start of the first partition of outbox.message that can hold messages of this time or later.
 -- Takes: since
 -- Gives: starts_at (null: there is no such partition)
 -- Index: none, reads the catalog

@@ -16,7 +16,7 @@ WITH filled AS MATERIALIZED (
            ) AS m
      -- A session that opens many days for the first time takes longer than the search.
      WHERE (d.place <= %(days)s OR %(days)s::integer IS NULL)
-       -- Usually one gets everything.
+       -- Usually one reader gets everything.
        AND NOT EXISTS (SELECT FROM outbox.subscription AS s WHERE s.topic = '*' AND s.since_seq = -1 AND s.ended_at IS NULL)
 ), day AS (
     SELECT sum(u.messages) AS messages, pg_total_relation_size(u.partition) AS bytes FROM unrouted AS u GROUP BY u.partition

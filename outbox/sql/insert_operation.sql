@@ -1,4 +1,4 @@
--- Does:  Record an operation on dead letters that a person asked for.
+-- Does:  Record an operation on dead letters that a person started.
 -- Takes: kind, selection, reason, asked_by, expected
 -- Gives: id
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Limit each statement of this transaction, turn off compilation, which takes seconds with many partitions, and sequential scans and sorts, which stale statistics and a large backlog make look cheaper than to read an index up to a LIMIT, and return moments in UTC, since those in a time zone that repeats an hour can't be subtracted.
+-- Does:  Limit the time of each statement of this transaction; turn off compilation, which takes seconds with many partitions, and sequential scans and sorts, which stale statistics and a large backlog make look cheaper than reading an index up to a LIMIT; return moments in UTC, since those of a repeated hour can't be subtracted.
 -- Takes: patience (with its unit), seqscan (on for a statement that reads a log anyway, else off)
 -- Gives: nothing of use
 -- Index: none

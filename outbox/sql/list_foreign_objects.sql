@@ -1,4 +1,4 @@
--- Does:  List what lets a role run its code as whoever migrates or looks at the schemas: objects, triggers and rights of roles that are neither trusted nor members of one that is.
+-- Does:  List objects, triggers and rights with which an untrusted role could run its code as the role that migrates or reads the schemas.
 -- Takes: nothing; filled in: names of roles, partman
 -- Gives: finding, remedy, whether even reading may run its code
 -- Index: none
@@ -34,7 +34,7 @@ WITH trusted AS (
     SELECT 'pg_namespace'::regclass AS class, n.oid, n.nspowner AS owner FROM schemas n
      UNION ALL
     SELECT 'pg_class'::regclass, c.oid, c.relowner FROM tables c JOIN schemas n ON n.oid = c.relnamespace
-     -- A view runs nothing before somebody reads it. Only the owner can attach a partition.
+     -- A view runs nothing until it is read. Only the owner can attach a partition.
      WHERE NOT c.relispartition AND c.relowner <> n.nspowner
        AND (c.relkind IN ('r', 'p', 'f') OR c.relkind IN ('v', 'm') AND c.relname = 'alembic_version')
      UNION ALL

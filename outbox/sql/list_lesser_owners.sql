@@ -1,4 +1,4 @@
--- Does:  Find out whether a superuser's session would run what others can change: they may act as the owner of the schemas or of partitioned tables, and could become superusers. Reads only the catalog.
+-- Does:  Find out whether a superuser's session would run code that other roles can change: roles that may act as the owner of the schemas or of partitioned tables, and so could become superusers. Reads only the catalog.
 -- Takes: nothing
 -- Gives: a row with finding and remedy, or none
 -- Index: none

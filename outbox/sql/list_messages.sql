@@ -1,4 +1,4 @@
--- Does:  List the newest messages of each lane that match, with what became of them.
+-- Does:  List the newest messages of each lane that match, with their states.
 -- Takes: lanes, since (created_at), key, topic, topic_prefix, tenant, state (each null: any), max_rows (of each lane, and of all)
 -- Gives: id, created_at, topic, key, tenant, state, attempts, run, available_at, published_at, last_error, reader
 -- Index: message_lane_idx of each partition since then: all messages of the lanes are read until enough match

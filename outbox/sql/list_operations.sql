@@ -1,4 +1,4 @@
--- Does:  List what people had done, the newest first.
+-- Does:  List the operations that people started, the newest first.
 -- Takes: max_rows, lock_class, lock
 -- Gives: id, kind, selection, reason, asked_by, asked_as, asked_at, state, expected, succeeded, failed, skipped, problem, finished_at, stopped_by, is_lost (no process runs it; the locks are newer than the rows)
 -- Index: operation_asked_idx

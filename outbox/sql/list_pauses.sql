@@ -1,4 +1,4 @@
--- Does:  List the pauses that nobody has ended yet, the oldest first.
+-- Does:  List the pauses that haven't ended, the oldest first.
 -- Takes: nothing
 -- Gives: the fields of pillarbox.outbox.administration.pauses.Pause
 -- Index: operation_pause_idx

@@ -1,4 +1,4 @@
--- Does:  Discard a dead letter, and record why, and who decided so.
+-- Does:  Discard a dead letter, and record the reason and the person.
 -- Takes: id, created_at, reason, person (on whose behalf; null: the login's own)
 -- Gives: message_id, origin, if it was still PENDING
 -- Index: dead_letter_pkey, in one partition

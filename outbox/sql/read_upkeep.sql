@@ -1,4 +1,4 @@
--- Does:  Read how the last upkeep ended, whatever drives it.
+-- Does:  Read how the last upkeep ended.
 -- Takes: nothing
 -- Gives: succeeded_at (null: never), awaited_at (null: unknown), now, failed_at and failure (null: none), clock_problem (null: none)
 -- Index: none

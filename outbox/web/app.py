@@ -66,7 +66,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         name = name_in(url)
         if name in map(name_in, paths):
             raise ConfigError(
-                f"two databases are called {name}: serve a page of its own for one"
+                f"two databases are called {name}: run another pillarbox web for one"
             )
         paths[url] = f"/of/{name}"
     made = _page(settings, identify, paths)
@@ -186,7 +186,7 @@ async def _login(request: Request) -> Response:
         client = request.client.host if request.client else "unknown"
         frame.observers.notify(LoginRefused(client=client))
         problem = (
-            "Nobody has this token. pillarbox web prints one when it starts, unless "
+            "This token is unknown. pillarbox web prints one when it starts, unless "
             "--tokens names a file with yours."
         )
     return frame.render(

@@ -1,4 +1,4 @@
--- Does:  Record that this relay runs and how it does, or that it ends.
+-- Does:  Record that this relay runs, with its state, or that it ends.
 -- Takes: id, kind, name, host, broker, failing_since, reason, blocked_keys, in_flight, ends, counters (JSON)
 -- Gives: nothing
 -- Index: process_pkey

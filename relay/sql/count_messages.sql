@@ -1,4 +1,4 @@
--- Does:  Count the messages that are there, settled or not, up to a number.
+-- Does:  Count all messages, settled or not, up to a number.
 -- Takes: most
 -- Gives: messages (up to most), is_complete (whether there are no more), oldest (when the oldest one was added)
 -- Index: message_lane_idx of each partition up to the first one with messages

@@ -30,7 +30,7 @@ def check_failures(overview: Overview) -> Iterator[Finding]:
             yield warning(
                 f"the consumer {it.name} on {it.host}: {it.running(overview.at)}",
                 f"pillarbox trace {for_shell(it.running_id)}  # find out where the"
-                " handler hangs, as with py-spy dump, and restart it",
+                " handler hangs, for example with py-spy dump, and restart it",
             )
     blocked = overview.blocked
     if blocked is not None and blocked.oldest:

@@ -63,12 +63,13 @@ def check_unrouted(
     topics = ", ".join(found.topics)
     if found.more:
         topics += f" and {count(found.more, 'topic')} more"
-    kept = f"{count(found.days, 'day')} with {write_size(found.bytes)}"
+    kept = f"{count(found.days, 'day')}, {write_size(found.bytes)}"
     if not found.is_complete:
         kept = f"at least {kept}"
     words = "".join(f" --topic {for_shell(topic)}" for topic in found.topics)
     yield warning(
-        f"no reader gets {messages} of {topics}, {since}; they keep {kept}",
+        f"no reader gets {messages} of {topics}, {since}; they keep {kept}, from"
+        " being dropped",
         "pillarbox readers add NAME --broker URL --from-oldest"
         + words
         + "  # or, to discard them,"

@@ -65,7 +65,8 @@ class NatsOptions(BrokerOptions):
         Form.number(),
         side="consumer",
         shown="unlimited",
-        help="most deliveries of one message; see below",
+        help="how often a message is delivered at most; the last time it becomes a "
+        "dead letter without being handled",
     )
     max_ack_pending: int | None = option(
         Form.number(),

@@ -73,6 +73,6 @@ SELECT lane, seq, id, created_at,
             WINDOW read AS (ROWS UNBOUNDED PRECEDING)
         ) AS weighed
        WHERE other IS NOT TRUE OR is_last
-      -- It also keeps whether a row is loaded from being computed for each column.
+      -- Also so that whether a row is loaded isn't computed for each column.
        LIMIT %(max_rows)s
   ) AS claimed ON bytes_through - bytes <= %(max_bytes)s

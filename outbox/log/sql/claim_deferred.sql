@@ -69,7 +69,7 @@ SELECT lane, seq, id, created_at,
                                  AND row.created_at BETWEEN %(first)s AND %(last)s
                                LIMIT 1
                           ) AS m ON true
-                        OFFSET 0 -- is_gone would be found anew wherever it is used
+                        OFFSET 0 -- or is_gone would be evaluated wherever it is used
                     ) AS found
               ) AS measured
         ) AS weighed

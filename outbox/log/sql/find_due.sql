@@ -16,7 +16,7 @@ SELECT leased.lane, due.seq, due.id, due.created_at, due.run, due.attempts, due.
          -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
          AND d.due_at <= now() + %(within)s
          AND d.created_at >= %(since)s
-         -- Not a join, which may read the whole log. The message waits no more, or for something else.
+         -- Not a join, which may read the whole log. With a later entry, the message no longer waits, or for another reason.
          AND (SELECT true
                 FROM outbox.deferral AS later
                WHERE later.id = d.id

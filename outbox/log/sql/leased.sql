@@ -1,4 +1,4 @@
--- Does:  Part of each claim: what to read of leased lanes, from where on.
+-- Does:  Part of each claim: from where to read each leased lane.
 -- Takes: lanes, starts, up_tos (null: several parts), snapshots, as_ofs (same length; see outbox/log/progress.py); hidden (transactions) and their floors; since (they include all from this one on) and floor
 -- Gives: lane, up_to, snapshot, as_of, start
 -- Index: none

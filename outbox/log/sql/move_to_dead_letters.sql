@@ -8,7 +8,7 @@ WITH ended AS (
       FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(lanes)s::smallint[], %(seqs)s::bigint[], %(runs)s::integer[],
                   %(keys)s::text[], %(reasons)s::text[], %(attempts)s::integer[])
            AS nacked (id, created_at, lane, seq, run, key, reason, attempts)
-     -- A large one may be moved long after it was read: a failover may have lost it.
+     -- A large message may be moved long after it was read, when a failover may have lost it.
      WHERE EXISTS (SELECT FROM outbox.message AS m
                     WHERE m.id = nacked.id
                       AND m.created_at = nacked.created_at

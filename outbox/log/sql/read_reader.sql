@@ -1,4 +1,4 @@
--- Does:  Read what a reader of the outbox gets, and where it publishes.
+-- Does:  Read the topics of a reader of the outbox, and where it publishes.
 -- Takes: reader
 -- Gives: broker (null until its first relay has recorded it), topics (null: it was dropped), since_seq and since (where it began: those of its first topic), gets_all (whether it has got everything since then), refusal (why the role of this session may not run it); no row if there is no such reader, or it discards its messages
 -- Index: reader_pkey, subscription_pkey

@@ -107,9 +107,9 @@ class Layouts:
             self._waiting.pop(topic, None)
             return None
         return Nacked(
-            f"topic {shorten(topic)} waiting for its messages in another number of"
-            f" shards to be settled before shards={self._of} applies; on stream"
-            f" {stream!r}, {', '.join(waits_for)} still has some",
+            f"topic {shorten(topic)}: waiting for its messages in other shards to be"
+            f" settled before shards={self._of} applies; unsettled on stream"
+            f" {stream!r}: {', '.join(waits_for)}",
             retry_after=_PAUSE,
         )
 

@@ -106,7 +106,7 @@ async def test_only_the_named_queues_are_served(site: Site) -> None:
         (CONSUMER, ["--wait=0s"], "can't read the inbox"),
         (CONSUMER, ["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole"),
         (CONSUMER, ["--queue=batch=two"], "weight 'two' is not a whole number"),
-        (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
+        (CONSUMER, ["--queue=batch", "--queue=batch=2"], "'batch' was given twice"),
         (CONSUMER, ["--queue=bacth"], "queue 'bacth': no handler uses this queue"),
         (CONSUMER, ["--listen=99999"], "listen=99999: not an address"),
         (CONSUMER, ["--processes=0"], "--processes 0: must be at least 1"),

@@ -122,7 +122,7 @@ def test_a_wrong_token_is_refused_and_the_cookie_is_kept_from_scripts_and_other_
 ) -> None:
     with browsing(database_url, token=None) as browser:
         browser.log_in("no such token at all")
-        assert (browser.status, "Nobody has this token" in browser.text) == (403, True)
+        assert (browser.status, "This token is unknown" in browser.text) == (403, True)
         browser.post_raw("/login", {"token": "x" * 100_000})
         assert browser.status == 413
         browser.client.follow_redirects = False
