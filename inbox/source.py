@@ -142,8 +142,8 @@ class Abilities:
 
     Attributes:
         leave_out: receive no messages of these tenants and priorities until the next
-            call, as far as it can. Without it, those of a tenant or of a key that fill
-            a queue's room hold up all others behind them.
+            call, as far as it can. Without it, messages of one tenant or key that fill
+            a queue's room delay all later ones.
         foreign_holders: describe the sessions other than consumers that hold lanes.
         warnings: what an operator should know about the consumer's group; each text is
             logged once.
@@ -154,11 +154,12 @@ class Abilities:
             then don't stay in order. Called before the source is entered. Without it,
             one replica at a time receives the messages of a topic.
         standing_by: the topics that another replica receives now.
-        pauses: take what tells whether a topic is paused; return whether the source
-            keeps what is nacked of such a topic until it is resumed, and reads no more
-            of it, as far as the broker has topics apart. Otherwise, what is handed back
-            of it is for no other replica, since it is paused there, too. Called before
-            the source is entered, and after `share`.
+        pauses: take a function that tells whether a topic is paused; return whether the
+            source keeps nacked messages of a paused topic until it is resumed, and
+            reads no more of it, as far as the broker separates topics. Otherwise,
+            messages of a paused topic that are handed back are for no other replica,
+            since it is paused there, too. Called before the source is entered, and
+            after `share`.
     """
 
     leave_out: Callable[[Collection[str], Collection[Priority]], None] = lambda *_: None

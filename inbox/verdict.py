@@ -10,7 +10,7 @@ group, as a `TaskGroup` raises it. Of several parts, the first in this list deci
     a lost connection, also behind a cause or context    ──▶ Lost
     anything else; Fatal if it is permanent              ──▶ Failed
 
-A decision that the handler caught, and replaced by another error, is none: `raise
+A decision that the handler caught and replaced by another error doesn't count: `raise
 OrderError from RetryLater(…)` has failed. A lost connection stays one, whatever the
 handler makes of it: nothing can be committed any more.
 """

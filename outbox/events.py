@@ -114,7 +114,7 @@ class TracingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverFailed(Event):
-    """An observer raised. The others get the event, and the process goes on."""
+    """An observer raised. The others get the event, and the process continues."""
 
     level = logging.WARNING
     about = ("observer", "reason")

@@ -33,7 +33,7 @@ GAVE_UP: Final = 1
 """The exit status with `--once` when a message was dead-lettered."""
 _LAST_WAIT: Final = 1.0
 IDLE: Final = timedelta(seconds=5)
-"""Longer than a broker takes to deliver what waits, also after a rebalance."""
+"""Longer than a broker takes to deliver waiting messages, also after a rebalance."""
 
 app = new_app()
 

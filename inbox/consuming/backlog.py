@@ -3,7 +3,8 @@
 A `Backlog` holds messages that were fetched and aren't delivered yet: priorities take
 turns by weight, and within a priority messages are in order. A key waits while one of
 its messages waits: later messages stay behind it, and all other keys proceed. Messages
-of a paused topic stay, too; they leave the room to others, as no more of it is read.
+of a paused topic stay, too; they leave room for others, since no more of that topic is
+read.
 
 A broker delivers in order of arrival. So a source that shares its messages with no
 other replica reads ahead, and finds urgent messages behind many others.
@@ -28,8 +29,8 @@ AT_ONCE: Final = 250
 _RECENT: Final = 100
 """Over about how many messages the usual size is measured."""
 LEFT_OUT: Final = 0.05
-"""Seconds that a source waits at most while it leaves something out: meanwhile, the
-consumer can't let that in again."""
+"""The longest wait of a source, in seconds, while it leaves something out: only the
+next call can include that again."""
 
 
 T = TypeVar("T", bound=Arrived)

@@ -4,8 +4,8 @@ Each key with messages has a *line* for each priority, processed by one task; a 
 without a key has a line of its own. A line is *parked* while its head waits for a
 retry. Parked lines don't count as in flight, so a failing message holds up only its own
 key. Nor do the lines of a tenant that already uses all the slots that it may hold. The
-number of deliveries that wait in lines is also limited, and a priority may hold as much
-of that as it leaves to the others.
+number of deliveries that wait in lines is also limited, and a priority may hold no more
+of that than it leaves free.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Dispatcher:
 
     @property
     def priorities_over_share(self) -> set[Priority]:
-        """The priorities that hold as much as they leave, as by a flood of one key."""
+        """The priorities that hold as much as is free, as in a flood of one key."""
         return {p for p, left in self._left_of_shares().items() if left <= 0}
 
     def _left_of_shares(self) -> dict[Priority, int]:

@@ -44,7 +44,7 @@ class Fetcher:
 
     Attributes:
         standing_by: the topics that another replica receives; empty in an outage of the
-            broker, as nobody knows.
+            broker, when they are unknown.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Fetcher:
 
     @property
     def strangers(self) -> list[tuple[datetime, str]]:
-        """What to say of running members with another database, and since when."""
+        """Warnings about running members with another database, and since when."""
         ids = {name: _MEMBER.search(name) for name in self._abilities.members()}
         reasons = [
             f"{name} uses another database for its handlers: give one of the two"

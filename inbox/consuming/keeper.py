@@ -87,7 +87,7 @@ class Keeper(Generic[E]):
         self._turn = asyncio.Lock()
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Write outcomes, send heartbeats and do what else the source does in tasks.
+        """Write outcomes and send heartbeats in tasks, next to the source's own.
 
         Nothing is left from the last time that the source was entered.
         """
@@ -137,14 +137,14 @@ class Keeper(Generic[E]):
         return True
 
     def kept_back(self, entry: E, delay: timedelta) -> bool:
-        """Keep an entry and its key here for a time, without an attempt."""
+        """Keep an entry and its key here for a time; no attempt is counted."""
         if self._holds(entry):
             self.backlog.defer(entry, delay.total_seconds())
             self.news.set()
         return True
 
     def forget(self, is_one: Callable[[E], bool]) -> None:
-        """Forget entries that another replica gets now; running handlers go on."""
+        """Forget entries that another replica gets now; running handlers continue."""
         for entry in list(self.held.values()):
             if is_one(entry):
                 self._forget(entry)

@@ -48,7 +48,7 @@ class Outcomes(Generic[T]):
         self._added.set()
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Write outcomes in a task; run what else the source does in tasks, too."""
+        """Write outcomes in a task, next to the source's own."""
         self._tasks = [asyncio.create_task(each) for each in (self.run(), *others)]
 
     async def finish(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The topics of a consumer that are paused: no handler of theirs begins.
+"""The topics of a consumer that are paused: none of their handlers starts.
 
 The consumer learns of pauses with each beat of its row; see `observability/presence`.
 """
@@ -40,8 +40,8 @@ class Pauses:
     async def wait(self, delivery: Delivery, dispatcher: Dispatcher) -> bool | None:
         """Let a message wait while it is paused: in its source, if that keeps it.
 
-        Otherwise it waits here, and its key with it. If more is held than leaves room
-        for other topics, it is handed back to the source.
+        Otherwise it waits here, and its key with it. If messages like this
+        one leave too little room for other topics, it is handed back to the source.
 
         Returns:
             None if the pause has ended, True if the message was handed back, and False

@@ -1,7 +1,7 @@
 """How long messages wait for a replica that has a handler for them.
 
 While a rolling deploy adds or removes a handler, replicas with and without it receive
-the same messages. That this one has no handler is no failure of the message, so it
+the same messages. A replica without the handler doesn't count that as a failure: it
 hands the message back, until the deploy should have ended. An encoded message is handed
 back for as long as the consumer has no codec.
 """
@@ -41,7 +41,7 @@ class Rollout:
     def wait(self, topic: str) -> timedelta | None:
         """Return how long a message of this topic should wait; None: no longer.
 
-        The longer the rollout lasts, the longer, so that none comes back often.
+        The wait grows with the rollout, so that no message comes back often.
         """
         now = self._clock()
         lasted = now - self.since.setdefault(topic, now)
@@ -64,7 +64,7 @@ def warn_unhandled(subscribed: Iterable[str], topics: Collection[str]) -> list[s
 
 
 def begins_at_oldest(group: str, messages: int) -> str:
-    """Return the warning for a group that is new where old messages are."""
+    """Return the warning about a new group that begins at old messages."""
     return (
         f"new consumer group {group} starts at the oldest of {messages:,} messages: a"
         " renamed consumer would handle them all again"

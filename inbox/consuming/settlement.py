@@ -397,7 +397,7 @@ class _Turn:
     async def _failed(
         self, counter: StartCounter, error: Exception
     ) -> Dead | Returned | None:
-        """Count an attempt; return the outcome if there is no other one here."""
+        """Count an attempt; return the outcome if this process makes no other one."""
         failure = self._describe(error)
         await counter.failed(failure)
         if counter.retry.spent(counter.attempts):

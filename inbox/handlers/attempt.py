@@ -37,7 +37,7 @@ T = TypeVar("T")
 async def answered(asking: Awaitable[T], max_idle: timedelta | None) -> T:
     """Await what asks the database; limit how long that can take.
 
-    A receipt can wait as long as a process that is frozen keeps the same one.
+    The INSERT of a receipt waits while a frozen process holds the same one.
 
     Raises:
         DatabaseUnavailableError: it didn't answer.
@@ -80,7 +80,7 @@ def run_now(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) ->
 
 
 class Questions:
-    """What threads ask the database, since they can't be cancelled."""
+    """The connections on which threads wait, since threads can't be cancelled."""
 
     def __init__(self, max_idle: timedelta | None) -> None:
         self._max_idle = max_idle
@@ -96,7 +96,7 @@ class Questions:
             del self._since[asking]
 
     def abandon(self) -> None:
-        """Break the connections that `answered` would not let wait so long."""
+        """Break the connections that have waited for longer than `answered` allows."""
         limit = _answer_limit(self._max_idle)
         for asking, since in list(self._since.items()):
             if limit is not None and time.monotonic() > since + limit:

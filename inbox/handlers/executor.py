@@ -86,7 +86,7 @@ class Executor:
     ) -> None:
         self.has_coroutines = coroutines is not None
         self.has_threads = threads is not None
-        # What outlives its handler must not go on with the session.
+        # A task that outlives its handler must not use the session.
         self._sessions: Any = coroutines and partial(
             coroutines, close_resets_only=False
         )

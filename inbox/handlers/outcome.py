@@ -1,4 +1,4 @@
-"""How an attempt to handle a message ends, and what becomes of the message."""
+"""How an attempt to handle a message ends, and the outcome for the message."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,7 +91,7 @@ class Failed:
 
 
 Outcome: TypeAlias = Handled | Dead | Spent | Cancelled | Returned | Stopped
-"""What becomes of a message."""
+"""The outcome for a message."""
 JobOutcome: TypeAlias = Handled | Later | Spent | Cancelled | Stopped
 """How the attempt of a long handler ends, if it doesn't raise."""
 Again: TypeAlias = Later | Outage | Failed | Paused

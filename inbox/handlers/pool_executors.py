@@ -5,7 +5,7 @@ psycopg refuses commit() and rollback(). Whatever else a handler does to the tra
 shows in libpq's state at its end, and in the mark that `pillarbox.inbox.transaction`
 describes.
 
-What isn't a handler's runs in sessions, as `pools` describes.
+Everything but the handlers' work runs in sessions, see `pools`.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ def _check_committed(connection: _Connection) -> None:
 
 
 def _close_if_busy(connection: _Connection) -> bool:
-    """Close a connection on which COMMIT would wait for ever; return whether it was."""
+    """Close a connection on which COMMIT would wait forever; return whether it was."""
     info = connection.info
     is_busy = info.transaction_status is TransactionStatus.ACTIVE or bool(
         info.pipeline_status

@@ -61,7 +61,7 @@ def refuse_unrun(handler: Callable[..., Any], result: Any) -> None:
     if is_closed:
         result.close()
     elif isinstance(result, asyncio.Future):
-        # It would go on in a session that is closed. A plain function runs in a thread.
+        # It would run with a closed session. A plain function runs in a thread.
         result.get_loop().call_soon_threadsafe(result.cancel)
     raise ConfigError(
         f"handler {name_of(handler)}: returned a {type(result).__name__} that nobody"

@@ -1,4 +1,4 @@
-"""How a handler is called: its `Terms`, and what becomes of the errors that it raises.
+"""How a handler is called: its `Terms`, and how its errors are treated.
 
 The terms are the version that a handler understands, its time limit, and which of its
 failures are permanent.

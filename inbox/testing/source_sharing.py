@@ -192,7 +192,7 @@ class SourceSharing(SourceCase):
         async with self.source("one", topic) as source:
             while len({m.id for m in arrived}) < 6:
                 for delivery in await self.receive(source, 1):
-                    # Otherwise, a message that kills its process does so for ever.
+                    # Otherwise, a message that kills its process does so forever.
                     assert delivery.attempts or delivery.history
                     assert delivery.history != FIRST_DELIVERY
                     arrived.append(delivery.message)

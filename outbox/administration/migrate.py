@@ -25,7 +25,8 @@ from pillarbox.outbox.retry import RECONNECT
 
 LOCK_TIMEOUT: Final = timedelta(milliseconds=100)
 """How long a migration waits for a lock, while others queue behind it; then it lets
-them go on, and tries again. Less than deadlock_timeout: no other session is ended."""
+them continue, and tries again. Less than deadlock_timeout: no other session is
+ended."""
 PATIENCE: Final = timedelta(minutes=2)
 """How long it tries to get a lock, or waits for another migration to end."""
 DAYS_AHEAD: Final = 30
@@ -49,9 +50,9 @@ def migrate(
     """Bring the database's schema up to date; a second run changes nothing.
 
     What locks tables is in a short transaction of its own. If it doesn't get a lock in
-    a tenth of a second, it lets others go on, and tries again, for two minutes. If it
-    is interrupted, relays and consumers that start wait until it has run again. Alembic
-    runs only one migration at a time: don't call this in an env.py.
+    a tenth of a second, it lets others continue, and tries again, for two minutes. If
+    it is interrupted, relays and consumers that start wait until it has run again.
+    Alembic runs only one migration at a time: don't call this in an env.py.
 
     Args:
         database: its URL, with a role that may create roles, schemas and extensions; or
@@ -168,7 +169,7 @@ def _config(role_prefix: str, partman_schema: str | None, **attributes: Any) -> 
 
 def _run_patiently(config: Any, database: str | Connection) -> None:
     """Upgrade, again and again while other sessions hold locks on tables."""
-    # A failed transaction of the caller's can't go on.
+    # A failed transaction of the caller's can't continue.
     is_theirs = not isinstance(database, str) and database.in_transaction()
     began, failures = time.monotonic(), 0
     while True:

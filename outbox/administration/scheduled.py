@@ -42,7 +42,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What came of cancelling or moving a message.
+    """The result of cancelling or moving a message.
 
     Attributes:
         outcome: as `outbox.cancel()` returns it.
@@ -62,7 +62,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """What came of it, in words."""
+        """The result, in words."""
         match self.outcome:
             case "cancelled" if self.new_id is not None:
                 return f"{self.id} is cancelled, and {self.new_id} replaces it"

@@ -18,7 +18,7 @@ _LOCK_TIMEOUT: Final = timedelta(seconds=10)
 
 
 def add_tenant_index(connection: AdministrationConnection) -> None:
-    """Make the index day by day, while messages are added; go on where one has ended.
+    """Make the index day by day, while messages are added; can be interrupted.
 
     Args:
         connection: in autocommit mode.

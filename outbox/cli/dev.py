@@ -112,7 +112,7 @@ async def _run(
     assert running is not None
 
     def stop() -> None:
-        # Once: a second signal would end the stopping itself.
+        # Once: a second signal would cancel the cleanup.
         if not running.cancelling():
             running.cancel()
 

@@ -1,4 +1,4 @@
-"""One command in several processes: a parent starts them, and starts dead ones again.
+"""One command in several processes: a parent starts them, and restarts dead ones.
 
 Two pipes connect the parent with all of them. When it closes the first one, they drain;
 that also happens if it is killed. It sends them no signals, so a process that gets one

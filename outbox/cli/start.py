@@ -36,7 +36,7 @@ _NO_ANSWER: Final = (
     " answer; restart it, or check the addresses in the URLs"
 )
 _GRACE: Final = 0.5
-"""Seconds that a try can go on when the time is over."""
+"""Seconds for which an attempt may exceed the limit."""
 _PASSING: Final = (
     DatabaseUnavailableError,
     BrokerUnavailableError,
@@ -60,7 +60,7 @@ class Start:
         self.stopping = asyncio.Event()
 
     async def run(self, process: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a process; while it can't start, try again unless that is no use.
+        """Run a process; while it can't start, try again unless that can't help.
 
         If `stopping` is set before it has started, it is cancelled.
 

@@ -1,7 +1,7 @@
 """What reads the outbox, for relays and for consumers without a broker.
 
 `process.py` starts and drains the parts; `claim.py` reads messages, `settle.py` stores
-what became of them, `lanes/` has the lanes between the two.
+the outcomes, `lanes/` has the lanes between the two.
 
 The outbox is a *log*: messages in daily partitions. A *reader* reads it lane by lane,
 in order of seq, and stores for each lane and day how far it is: a *position*, that is a

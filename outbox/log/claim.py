@@ -47,12 +47,12 @@ from pillarbox.outbox.postgres.rows import rows_of
 from pillarbox.outbox.postgres.sql_files import load, load_numbered
 
 _MOST_SKIPPED: Final = 1000
-"""After so many messages of other topics, a lane's position is stored without others.
+"""After this many messages of other topics, a lane's position is stored even alone.
 
-They are read again after a takeover, and by whoever counts the backlog.
+They are read again after a takeover, and whenever the backlog is counted.
 """
 _MOST_OTHERS: Final = 2000
-"""So many messages of other topics are passed by a claim in each lane, at least."""
+"""A claim can skip this many messages of other topics in each lane, at least."""
 _MOST_ENTRIES: Final = 10_000
 """How many entries in the log of its lanes a claim reads.
 
@@ -62,7 +62,7 @@ messages wait for 6.2 s; reading it in portions, 10,000 entries take 0.1 s.
 
 
 _UNLOADED: Final = {"scheduled": SCHEDULED, "aside": OVERSIZED, "next": UNKNOWN}
-"""What becomes of a row that wasn't loaded, by the claim's verdict."""
+"""The outcome for a row that wasn't loaded, by the claim's verdict."""
 
 
 class _Read(NamedTuple):
@@ -126,7 +126,7 @@ async def claim_batch(
         try:
             await _withhold_cancelled(connection, batch)
         except BaseException:
-            # The lanes take the messages for claimed.
+            # The lanes count the messages as claimed.
             for lane in lanes:
                 lane.doubt()
             raise

@@ -15,11 +15,11 @@ from pillarbox.outbox.log.progress import Part, Progress
 from pillarbox.outbox.log.view import ReadView
 
 FAR: Final = 100_000
-"""So many rows above its floor, a late row is searched by its transaction."""
+"""A late row further above its floor than this is searched by its transaction."""
 NO_END: Final = 2**63 - 1
 _UNKNOWN: Final = (-1, 0)
 _SLACK: Final = 256
-"""By so many numbers the sequence may be set back without a claim noticing.
+"""The sequence may be set back by this many numbers without a claim noticing.
 
 It can have passed its old value again before the next claim. So each claim reads this
 many numbers again; most of them belong to other lanes.

@@ -1,4 +1,4 @@
-"""Settle: what becomes of the messages of a batch is stored, and told to the lanes.
+"""Settle: store the outcomes of a batch's messages, and pass them to the lanes.
 
 One transaction stores the positions that cover the messages and the entries of those
 that wait. Its positions have the next number of their lanes, which is unique: of two

@@ -29,11 +29,11 @@ _REFRESHED: Final = timedelta(hours=1)
 """A lane is taken over again after this time, to forget days that it has finished."""
 _SOON: Final = timedelta(minutes=1)
 _RECENT: Final = 10_000
-"""Transactions so close together are searched as a range."""
+"""Transactions whose ids are this close are searched as a range."""
 _MOST_XIDS: Final = 16
 """How many transactions are searched one by one."""
 _ALL_DAYS: Final = 12
-"""One search in so many includes the days that claims read."""
+"""One search in this many includes the days that claims read."""
 _END: Final = datetime(9999, 12, 30, tzinfo=UTC)
 
 

@@ -1,6 +1,6 @@
 """Write to standard error without waiting for its reader.
 
-A pipe that nobody reads blocks its writer for ever. So a thread writes the log, and
+A pipe that nobody reads blocks its writer forever. So a thread writes the log, and
 whatever ends the process waits for a limited time.
 """
 

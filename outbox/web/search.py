@@ -1,4 +1,4 @@
-"""One search, for whatever part of a message is given: id, key, topic or tenant."""
+"""One search for a message's id, key, topic or tenant, or the start of an id."""
 
 import re
 from typing import Any, Final

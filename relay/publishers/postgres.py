@@ -1,9 +1,9 @@
 """A publisher that appends to the outbox of another database, for consumers there.
 
 A batch is inserted by one statement in one transaction, so all of it arrives or nothing
-does. What that outbox has already is not added again: neither what an earlier call had
-inserted when its answer was lost, nor what came from there, so relays can't send a
-message round in a ring.
+does. Messages that the outbox already has are skipped: those that an earlier call
+inserted although its answer was lost, and those that came from there, so relays can't
+loop.
 """
 
 import asyncio

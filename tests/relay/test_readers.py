@@ -646,7 +646,8 @@ def test_the_commands_for_messages_that_no_reader_gets_can_be_pasted(
     said, remedy = found
     assert re.fullmatch(
         r"no reader gets 12 messages of a topic, o'hara, refunds, t0, .* and 2 topics"
-        r" more, the oldest from \S+ \S+; they keep 1 day, [\d,]+ kB, from being",
+        r" more, the oldest from \S+ \S+; they keep 1 day, [\d,]+ kB, from being"
+        r" dropped",
         said,
     )
     discard = remedy.partition("to discard them, ")[2]

@@ -93,7 +93,7 @@ class Durable:
 
     @property
     def layout(self) -> str:
-        """What tells its topic in so many shards on this stream from all others."""
+        """Identifies its topic with this number of shards on this stream."""
         shard = Shard.named(self.subject)
         return f"{self.stream} {shard.topic} {shard.of}"
 

@@ -94,8 +94,8 @@ class Pulls:
             if self._is_paused(durable.topic):
                 continue
             now = time.monotonic()
-            # NATS 2.9 says nothing if a pull ends while messages are left. Whoever
-            # reads alone needn't wait for its pulls when it leaves.
+            # NATS 2.9 says nothing if a pull ends while messages are left. A replica
+            # that reads alone needn't wait for its pulls when it leaves.
             lasts = max(wait, jittered(_ALONE)) if durable.generation else wait
             if durable.outstanding <= 0:
                 durable.ends_at = now + lasts

@@ -2,13 +2,13 @@
 
 A replica reads only a durable that it has created itself, a *generation*: it begins
 above the ack floor of the last one, which is then deleted. So a replica that was frozen
-while it pulled gets nothing more, and whoever takes over gets everything unsettled
-before anything newer. The order of a key needs nothing else: while two replicas read,
-each of them gets all messages in order, and receipts absorb what comes twice.
+while it pulled gets nothing more, and the next one gets all unsettled messages before
+newer ones. The order of a key needs nothing else: while two replicas read, each of them
+gets all messages in order, and receipts skip duplicates.
 
-What follows only decides how soon and how evenly the work is done. Twice a second a
-replica tells the others what it reads, and `divide` draws the same conclusion in all of
-them. NATS itself says which one is gone: nobody has subscribed to its subject any more.
+The rest only decides how soon and how evenly the work is done. Twice a second a replica
+tells the others what it reads, and `divide` returns the same in all of them. NATS
+itself reports that a replica is gone: its subject has no subscriber any more.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 One replica at a time reads a topic, or a shard of it, see `replicas`, so that keys stay
 in order. If the source is shared, JetStream delivers messages to any replica that asks,
 and those that a dead one held are redelivered when `ack_wait` ends. Heartbeats keep
-messages with the replica that holds them, and a message that waits for its retry holds
-back its key here.
+messages with the replica that holds them, and a message that waits for its retry blocks
+its key in this process.
 """
 
 import asyncio
@@ -219,7 +219,7 @@ class NatsSource:
 
     async def _extend(self, entries: Sequence[Entry]) -> Iterable[Entry]:
         with nats_errors(self._settings):
-            # Whoever handles long receives nothing meanwhile, so this reconnects, too.
+            # During long handlers nothing is received, so this reconnects, too.
             client = (await self._link.connected()).client
             for entry in entries:
                 await client.publish(entry.reply, b"+WPI")

@@ -4,11 +4,11 @@ Claims read in order of seq, so behind a flood of one tenant they reach the mess
 another last. A search finds the first ones of each other tenant, by an index that the
 owner of the database has made; without it, nothing is searched.
 
-What a search finds is *ahead* of the claims, until these reach it. It overtakes none of
-its key: in its lane all rows before the search's own were claimed, or are found first.
-So a lane isn't searched with a row that committed late and no claim has read; and a
-search goes on where the last one of this tenant has ended, but not above a seq that a
-transaction had not drawn yet which was open at the time.
+A message that a search finds is *ahead* of the claims until they reach it. It overtakes
+none of its key: all earlier rows of its lane were claimed, or are found first. So a
+lane with a late row that no claim has read isn't searched, and a search continues where
+the tenant's last one ended, but not above the floor of a transaction that was open
+then.
 """
 
 import json

@@ -11,7 +11,7 @@ from pillarbox.inbox.sources.postgres.tenants import Tenants, TenantsFound
 from pillarbox.outbox.lane import Priority
 
 _MAX_CLAIMS: Final = 4
-"""So many claims' worth of messages are ready at most, if some tenants are left out."""
+"""The most messages that are ready, in claims, while some tenants are left out."""
 
 
 class TenantSearch(NamedTuple):

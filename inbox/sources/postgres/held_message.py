@@ -16,7 +16,7 @@ NO_NUMBER: Final = -1
 
 
 class Keeper(Protocol):
-    """Who hands messages over, and settles them."""
+    """Hands messages over, and settles them."""
 
     def may_begin(self, held: "HeldMessage") -> bool:
         """Return whether the handler of a message may begin."""

@@ -57,7 +57,7 @@ from pillarbox.outbox.url import without_password
 _MAX_SUSPECTS: Final = 256
 """For each lane that this replica takes over."""
 _MAX_PAYLOAD: Final = 2**30
-"""As large as a value can be: none is given up because of its size."""
+"""As large as a value can be: size alone never dead-letters a message."""
 _GRANT: Final = (
     "run GRANT pillarbox_reader TO {} in the outbox's database; if it has that"
     " already, pillarbox migrate restores its privileges"
@@ -208,7 +208,8 @@ class PostgresSource:
             if self._running.done():
                 self._running.result()
             if failure := self._refusal or self._failure:
-                # Or one who asks again at once would keep the process from recovering.
+                # Or a caller that asks again at once would keep the process from
+                # recovering.
                 await asyncio.sleep(0)
                 raise self._away(failure)
         return [

@@ -1,4 +1,4 @@
-"""What a lane settles next of the messages that are handled in this process."""
+"""The next settlement of a lane whose messages are handled in this process."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LaneSettlement(NamedTuple):
-    """What a lane stores next.
+    """The next settlement of a lane.
 
     Attributes:
         advance: its positions; None if these stay.
@@ -37,7 +37,7 @@ class LaneSettlement(NamedTuple):
 
 
 class Unsettled(NamedTuple):
-    """What has ended, but isn't stored.
+    """Messages whose handling has ended, but isn't stored.
 
     Attributes:
         ended: messages that were handled.

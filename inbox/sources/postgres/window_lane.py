@@ -49,11 +49,11 @@ OPEN: Final = Disposition("open", delay=0)
 OPEN_AFTER: Final = 60.0
 """Seconds after which a message gets an entry, if others have ended behind it."""
 MOST_AGAIN: Final = 4096 // LANES
-"""So many can end behind one before it gets an entry: after a kill, they come again."""
+"""The most that can end behind one without an entry: a kill repeats them."""
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for handlers, rather than give them entries."""
 _MOST_TENANTS: Final = 64
-"""Of others, a search reads from the claims on, and leaves what the log has."""
+"""For others, a search starts at the claims, and skips messages in the log."""
 
 
 class WindowLane(Lane):
@@ -348,7 +348,7 @@ class WindowLane(Lane):
     def _refuse(self, held: HeldMessage, decided: Disposition, now: float) -> None:
         held.is_open = False
         self._wait(now)
-        # A claim or a settlement may be on its way. Later ones of its key wait so long.
+        # A claim or a settlement may be on its way. Later ones of its key wait for it.
         self._unsettled.refused.append((held, decided))
 
     def must_wait(self, key: str | None) -> bool:

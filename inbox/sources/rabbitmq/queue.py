@@ -201,8 +201,8 @@ class Queue:
         """Return whether to consume, because nobody else does or is about to.
 
         An exclusive queue is the lock: it ends with its connection, on which this
-        replica consumes, so whoever has lost the lock can't begin to consume. (Quorum
-        queues ignore that a consumer is exclusive.)
+        replica consumes, so a replica that has lost the lock can't begin to consume.
+        (Quorum queues ignore that a consumer is exclusive.)
 
         Raises:
             AMQPError, OSError: the channel is lost.

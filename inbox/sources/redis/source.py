@@ -3,13 +3,13 @@
 One member of the group at a time reads a stream, the others stand by. It is the one
 that has been there longest; the shards of a topic are dealt out to all. While a member
 holds entries, no other one reads the stream: a script checks that and reads in one
-step, so a member that was frozen in between finds nothing. Who takes over begins with
-what the last one held. That one was killed if its subscription has ended, frozen if it
-sent no heartbeat for `reclaim_after`, or it hasn't settled what it held in time.
+step, so a member that was frozen in between finds nothing. The next reader begins with
+the entries of the last one. That one was killed if its subscription has ended, frozen
+if it sent no heartbeat for `reclaim_after`, or it hasn't settled what it held in time.
 
 So every member holds a sequence without gaps. One that was frozen, cut off or slow
-works it off beside the one that took over, and receipts keep both in order. As soon as
-it notices that it lost an entry, it gives up all others of the stream.
+finishes it beside the new reader, and receipts keep both in order. As soon as it
+notices that it lost an entry, it gives up all others of the stream.
 """
 
 import asyncio
@@ -150,7 +150,8 @@ class RedisSource:
     async def _fill(self, limit: int) -> None:
         now, keeper, streams = time.monotonic(), self._keeper, self._streams
         if self._hands_back and streams.others and now >= self._stays_until:
-            # The others begin with what it holds. Handlers that are running go on.
+            # The others begin with the entries that it holds. Running handlers
+            # continue.
             await self._give_back(dict.fromkeys(keeper.held.values(), 0.0))
             keeper.forget(lambda _: True)
             await streams.enter(aside=True)
@@ -204,7 +205,7 @@ class RedisSource:
             lost = await streams.keep_alive(entry.at for entry in entries)
             for at, is_with_another in lost.items():
                 if not is_with_another:
-                    # Whoever settled it was given it before.
+                    # The replica that settled it had it before.
                     held.pop(at, None)
             if streams.is_shared:
                 return [entry for entry in entries if lost.get(entry.at)]

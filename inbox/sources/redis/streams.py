@@ -169,9 +169,9 @@ class Streams:
         """Return up to `limit` entries from each stream that this member may read.
 
         Those come first that were returned, or that are left from members that are gone
-        or that haven't been at work for a lease. If there are none, wait. None are read
-        of paused topics, but who reads these, and what others have left, is still seen
-        to.
+        or that haven't been at work for a lease. If there are none, wait. Nothing new
+        is read of paused topics, but their reader is still determined, and entries that
+        others left are taken over.
         """
         entries: list[Entry] = []
         with self._begun_anew():

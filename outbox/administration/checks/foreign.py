@@ -1,4 +1,4 @@
-"""Foreign objects: no role runs its code as the one that migrates or looks."""
+"""Foreign objects: no role's code may run as the role that migrates or reads."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -24,7 +24,7 @@ def check_foreign(
 def check_superuser(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find who could become a superuser; say that a superuser isn't needed."""
+    """Find roles that could become superusers; say that none is needed."""
     for finding, remedy in connection.execute(LIST_LESSER_OWNERS):
         yield error(finding, remedy)
     if connection.info.parameter_status("is_superuser") == "on":

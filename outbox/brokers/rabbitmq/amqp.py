@@ -217,7 +217,7 @@ class AmqpConnection:
 
 
 class _Connection(AsyncioConnection):
-    """Pika's connection, with one write for all frames of a turn of the event loop.
+    """Pika's connection, with one write for all frames of a loop iteration.
 
     Otherwise, each frame costs a system call and a packet. A message has three frames,
     so this would cost up to half of the rate. The overridden methods are those that

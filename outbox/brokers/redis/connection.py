@@ -39,8 +39,8 @@ _SETTINGS: Final[dict[str, Any]] = {
     # A retry inside the client would silently repeat commands.
     "retry": Retry(NoBackoff(), 0),
 }
-# Less than until a failover, as a rule: whoever waits for the answer of a frozen master
-# longer may get it, although the others have another master.
+# Usually shorter than a failover takes: a client that waits longer may get the answer
+# of a frozen master when others have a new one.
 _SENTINEL: Final[dict[str, Any]] = {"socket_connect_timeout": 2, "socket_timeout": 5}
 _FORMS: Final = "redis://host:port/0", "redis+sentinel://host:26379,host:26379/master/0"
 _OF_THE_MASTER: Final = ("username", "password", "db", "client_name")

@@ -45,7 +45,7 @@ class ClaimedMessage(NamedTuple):
 
 
 class Disposition(NamedTuple):
-    """The outcome of a claimed message: published, waiting, or given up.
+    """The outcome of a claimed message: published, waiting, or dead-lettered.
 
     Attributes:
         cause: that of its entry in the log; or `published` or `dead_lettered`; or

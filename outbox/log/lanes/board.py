@@ -20,7 +20,7 @@ from pillarbox.outbox.postgres.advisory_lock import MAIN
 from pillarbox.outbox.postgres.lease import Lease
 
 _MANY: Final = 8
-"""After so many claims with messages, between which it was never idle, it is busy."""
+"""After this many claims with messages, without being idle, it is busy."""
 
 
 class LaneBoard:

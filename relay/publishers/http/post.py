@@ -77,7 +77,7 @@ class Mailbox:
             self._host.lose(f"can't be reached: {one_line(error)}")
             return None
         except aiohttp.ClientResponseError as error:
-            # The receiver may have handled the message, so it isn't posted for ever.
+            # The receiver may have handled the message, so it isn't posted forever.
             self._host.answered(message.id)
             # The error's own text has the URL.
             reason = f"gave an answer that can't be read: {error.message[:200]}"
