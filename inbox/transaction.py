@@ -350,7 +350,7 @@ class protected:  # noqa: N801 (reads as a statement: with protected(…))
                 raise
 
     def _release_left_open(self, session: Session) -> None:
-        # Whoever rolled one back later would keep the receipt and lose the effects.
+        # A later rollback to it would keep the receipt and lose the effects.
         while (open_ := session.get_nested_transaction()) is not self._savepoint:
             assert open_ is not None
             open_.commit()

@@ -2,5 +2,5 @@
 
 ALTER SCHEMA outbox OWNER TO {owner};
 ALTER SCHEMA inbox OWNER TO {owner};
-COMMENT ON SCHEMA outbox IS 'pillarbox: messages, and what became of them';
+COMMENT ON SCHEMA outbox IS 'pillarbox: messages and their outcomes';
 COMMENT ON SCHEMA inbox IS 'pillarbox: receipts, jobs and dead letters of consumers';

@@ -43,7 +43,7 @@ _NETWORK: Final = ("socket", "ssl")  # they have numbers and texts of their own
 # Files of Python and of installed packages.
 _LIBRARY: Final = re.compile(r"^<|[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
 _WORD: Final = re.compile(r"\w+")
-# So many words in a row are no coincidence, and survive repr(), JSON and a cut.
+# This many words in a row are no coincidence, and survive repr(), JSON and a cut.
 _QUOTATION: Final = 3
 # More isn't stored, and looking for quotations in it would take long.
 _MOST_CHARS: Final = 64 * 1024

@@ -1,4 +1,4 @@
-"""Helpers for the tests of applications: what they add, and what becomes of it.
+"""Helpers for an application's tests: which messages it adds, and their outcomes.
 
     from pillarbox.testing import Databases, RecordedEvents, added, databases, drain
 

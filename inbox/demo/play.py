@@ -26,7 +26,8 @@ PAGE_PORT: Final = 8380
 
 _CUSTOMERS: Final = 50
 _REFUSED: Final = 5
-"""The ledger refuses the invoices of so many; in 100 orders, some are theirs."""
+"""The ledger refuses the invoices of this many customers; of 100 orders, some are
+theirs."""
 _BEFORE_KILL: Final = 5
 _RELAY: Final = ("relay", "--lease", "3s")
 _INFO: Final = ("--log-level", "info")  # whatever the environment says

@@ -174,7 +174,7 @@ class Idempotent:
                 "SQLAlchemy's async_sessionmaker(engine)"
             )
         self.max_idle = max_idle
-        # A task that outlives its handler must not go on with its session.
+        # A task that outlives its handler must not use its session.
         self.sessions = partial(sessions, close_resets_only=False)
         self.consumer = consumer
         self.key = key

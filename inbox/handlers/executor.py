@@ -71,7 +71,7 @@ class Executor:
             can't be interleaved.
 
     Attributes:
-        calls: those in progress; whoever runs it sets their `notify`.
+        calls: those in progress; the owner of the executor sets their `notify`.
     """
 
     def __init__(

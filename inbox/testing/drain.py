@@ -43,7 +43,7 @@ from pillarbox.outbox.postgres.sql_files import load
 __all__ = ["DeadLettered", "Drained", "drain"]
 
 _SOON: Final = 0.1
-"""A retry within so many seconds is waited for."""
+"""`drain` waits for retries that are due within this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _PILLARBOX: Final = (sys.executable, "-P", "-m", "pillarbox")
 _FIRST_DELAY: Final = 1.0
 _MAX_DELAY: Final = 30.0
 _STABLE: Final = 60.0
-"""After so many seconds, a process that ends is started again after the first delay."""
+"""A process that ends after this many seconds is restarted after the first delay."""
 _SIGNALLED: Final = 128
 _STARTED: Final = "started"
 

@@ -18,7 +18,7 @@ class LogReader:
         self._opened_at = 0.0
 
     def opened(self, at: float) -> None:
-        """Begin anew in a session that was opened at this time; see `Link.opened_at`.
+        """Start over in a session that was opened at this time; see `Link.opened_at`.
 
         A server that crashed, or a standby that was promoted, may have lost the end of
         its log, and uses the ids of its transactions and the numbers again.

@@ -108,7 +108,7 @@ class Takeover:
         self._entry_floors = Floors()
 
     def start_over(self) -> None:
-        """Begin anew with another server, or one that crashed."""
+        """Start over with another server, or one that crashed."""
         self._entry_floors = Floors()
 
     async def read_clock(self, connection: Connection) -> Clock:

@@ -6,7 +6,7 @@ WITH trusted AS (
     SELECT r.oid FROM pg_roles r
      WHERE r.rolsuper OR r.rolname IN (current_user, {owner_name})
         -- On a managed service, no superuser but its administrators own extensions. Elsewhere, pg_partman 5
-        -- belongs to whoever was the first to install it.
+        -- belongs to the role that first installed it.
         OR (r.rolcreaterole OR NOT r.rolcanlogin)
        AND r.oid IN (SELECT e.extowner FROM pg_extension e WHERE e.extname = 'pg_partman')
 ), strangers AS MATERIALIZED (

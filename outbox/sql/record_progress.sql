@@ -1,5 +1,5 @@
 -- Does:  Record the progress of an operation, or how it ended.
--- Takes: id, succeeded, failed, skipped, ended (its last state; null: it goes on), problem
+-- Takes: id, succeeded, failed, skipped, ended (its last state; null: it is still running), problem
 -- Gives: state
 -- Index: operation_pkey
 UPDATE outbox.operation

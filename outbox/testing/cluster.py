@@ -56,8 +56,8 @@ EXTENSIONS = ("pg_partman", "pg_cron")
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "jit": "off"}
 
 
-# Whoever connects as a superuser can run programs as the user of the server. The socket
-# is in the cluster's directory, which nobody else can enter.
+# A client that connects as a superuser can run programs as the server's user. The
+# socket is in the cluster's directory, which nobody else can enter.
 RULES = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 
 

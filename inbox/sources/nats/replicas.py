@@ -245,7 +245,8 @@ class Replicas:
         reading, now = pulls.reading.values(), time.monotonic()
         divides = not self.is_shared and self._is_ready(pulls)
         layouts = {each.layout for each in self._durables.values() if divides}
-        # Sharing takes a durable from whoever reads it alone, who must know at once.
+        # Sharing takes a durable from the replica that reads it alone, which must know
+        # at once.
         others = set() if self.is_shared else self._read_by_others
         claimed = self._claimed - others
         return Replica(

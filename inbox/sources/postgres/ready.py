@@ -34,7 +34,7 @@ class Ready(Generic[T]):
         return self._counts().total()
 
     def stocked(self, least: int) -> list[str]:
-        """Return the tenants that have at least so many items."""
+        """Return the tenants that have at least this many items."""
         counts = self._counts().items()
         return [it for it, count in counts if it is not None and count >= least]
 

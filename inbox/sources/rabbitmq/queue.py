@@ -113,8 +113,8 @@ class Queue:
     Attributes:
         consuming: whether it receives deliveries, and they are wanted.
         limited: whether RabbitMQ may drop messages that are returned to this queue.
-        begun: how many deliveries handlers have, for whoever counts them.
-        marker: what was published to find the end of the queue, and `is_at_end`:
+        begun: how many deliveries handlers have, as counted by the owner. marker: what
+        was published to find the end of the queue, and `is_at_end`:
             whether that has arrived.
     """
 

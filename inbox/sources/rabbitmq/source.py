@@ -66,8 +66,8 @@ _MAX_ASIDE: Final = 10_000
 _ASIDE_PER_SECOND: Final = 2000
 # How often a replica looks whether it can consume, and which shards.
 _LOOK: Final = 0.25
-# How long a replica without a handler lets others consume, and how long it then goes on
-# before it does so again: longer each time, until messages have long had handlers.
+# How long a replica without a handler lets others consume, and the longest time until
+# it does so again, which grows each time.
 _STEP_ASIDE: Final = 1.0
 _LONGEST_TURN: Final = 30.0
 

@@ -66,7 +66,7 @@ if not is_shared then
   if reader ~= channel then return {reader, 0} end
   if holder then return {holder, 1} end
   others = #readers - 1
-  -- All at once, so that none of them goes on with a part.
+  -- All at once, so that none of them continues with a part.
   for _, name in ipairs(gone) do
     has_left = true
     repeat

@@ -111,7 +111,7 @@ class Streams:
         """Become the youngest member of the groups, and hold nothing.
 
         Args:
-            aside: let others read as long as there are any that don't stand aside.
+            aside: let other members read, unless all of them do the same.
 
         Raises:
             ConfigError: a topic names a key that isn't a stream, or the user lacks a
