@@ -66,8 +66,8 @@ class RetryPolicy:
 RECONNECT: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=1)
 )
-"""The waits for a server that is away. They stay short: what waits longer than a second
-for its next try stands still when the server is back, the longer the outage was."""
+"""The waits for an unavailable server. At most a second, so that work continues soon
+after the server is back, however long it was away."""
 
 
 def jittered(seconds: float) -> float:
