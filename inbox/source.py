@@ -138,7 +138,7 @@ class EntryDelivery(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What only some sources can do; by default, calls have no effect.
+    """Abilities of only some sources; by default, calls have no effect.
 
     Attributes:
         leave_out: receive no messages of these tenants and priorities until the next
@@ -182,7 +182,7 @@ class Source(Protocol):
 
     @property
     def abilities(self) -> Abilities:
-        """What this source can do beyond the contract."""
+        """The abilities of this source beyond the contract."""
 
     async def __aenter__(self) -> Self:
         """Connect; raise `BrokerUnavailableError` if the broker is unavailable."""

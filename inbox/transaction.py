@@ -13,8 +13,8 @@ that would break this is refused, or found before the commit:
     COMMIT or ROLLBACK as SQL            ──▶ found at the next statement, at the return
                                              or the error, and at the commit
 
-SQLAlchemy's events call the checks. Whoever commits, and whatever the commit still
-executes, the last one runs directly before COMMIT is sent.
+SQLAlchemy's events call the checks. The last one runs directly before COMMIT is sent,
+whichever code commits, and after all statements that the commit still executes.
 
 With psycopg and psycopg2, reading the state of the transaction takes no round trip:
 libpq keeps it. asyncpg only knows whether there is a transaction, so a statement asks

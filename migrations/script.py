@@ -35,7 +35,7 @@ $each$"""
 
 
 class Part(StrEnum):
-    """Who runs a file of the printed SQL: the administrator's part runs first."""
+    """Who runs a part of the printed SQL; the administrator's runs first."""
 
     ADMINISTRATOR = "administrator"
     OWNER = "owner"

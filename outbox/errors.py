@@ -336,7 +336,7 @@ def _safe_text_of(error: BaseException) -> str | None:
     if isinstance(error, OSError):  # without the names of files
         if type(error).__module__ in _NETWORK:
             return error.strerror
-        # What an application raises has a text of its own beside the number.
+        # An application can raise it with any text beside the number.
         number = error.errno or 0
         return os.strerror(number) if number in errorcode else None
     kinds = type(error).__mro__

@@ -53,7 +53,7 @@ async def start(
 
 
 class Process(ABC):
-    """What `async with` runs in the background, as in FastAPI's lifespan.
+    """A process that `async with` runs in the background, as in FastAPI's lifespan.
 
     Entering returns once it has started, or raises what `run` does if it can't start.
     Leaving drains and stops it. If it ends before that, it reports `ProcessFailed`, and
@@ -108,7 +108,7 @@ class Process(ABC):
                     raise
         except BaseException as error:
             is_asked = isinstance(error, asyncio.CancelledError)
-            if self.is_running and not is_asked:  # else who started it is told
+            if self.is_running and not is_asked:  # otherwise the caller gets it
                 self._started.clear()
                 trace, reason = traceback_of(error), one_line(error)
                 notify(ProcessFailed(process=name, reason=reason, stacktrace=trace))

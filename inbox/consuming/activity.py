@@ -1,4 +1,4 @@
-"""What a consumer did since its last report; see `ConsumerActive`."""
+"""A consumer's activity since its last report; see `ConsumerActive`."""
 
 import time
 from collections import Counter
@@ -25,7 +25,7 @@ COUNTED: Final[Mapping[type[Event], tuple[str, ...]]] = {
     RetryRequested: ("retried",),
     MessageDeadLettered: ("dead_lettered",),
 }
-"""What an event counts as; metrics have the same names."""
+"""The counters that an event increments; metrics have the same names."""
 
 
 def count_topics(counters: TopicCounters, event: Event) -> None:

@@ -48,7 +48,7 @@ E = TypeVar("E", bound=Held)
 
 
 class Outcome(NamedTuple, Generic[E]):
-    """What the broker must be told about an entry."""
+    """The ack or nack to send for an entry."""
 
     entry: E
     delay: float | None

@@ -15,7 +15,7 @@ _AWAY: Final = timedelta(seconds=30)
 
 
 class Pauses:
-    """What is paused of one consumer. For one event loop.
+    """The pauses of one consumer. For one event loop.
 
     Attributes:
         topics: paused topics, and prefixes followed by `*`.

@@ -54,7 +54,7 @@ _LOCK: Final = text(
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """What was stored; `is_new` is False if the message already had a dead letter.
+    """The stored failure; `is_new`: the message had no dead letter yet.
 
     Attributes:
         reported: the stack trace for logs, which can lack the texts of errors.

@@ -14,7 +14,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What a customer ordered. `step` counts the customer's events from 1."""
+    """An order. `step` counts the customer's events from 1."""
 
     __tablename__ = "orders"
 

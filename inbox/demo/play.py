@@ -40,7 +40,7 @@ _PATIENCE: Final = 120.0
 _PAUSE: Final = 0.05
 
 Logs: TypeAlias = defaultdict[str, list[str]]
-"""What processes printed, by their names."""
+"""The output of processes, by name."""
 
 
 def say(line: str = "") -> None:

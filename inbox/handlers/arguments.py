@@ -1,4 +1,4 @@
-"""What a handler takes: read from its annotations when it is registered.
+"""The arguments of a handler, read from its annotations when it is registered.
 
     Session, AsyncSession     the session of its transaction
     psycopg's Connection,     the connection of its transaction, if the consumer has
@@ -92,7 +92,7 @@ class Arguments:
 
     @property
     def payload(self) -> Validator | None:
-        """What decodes the payload; None if nothing does."""
+        """The decoder of the payload, if there is one."""
         decoders = (one for one in self.inner if not isinstance(one, Role))
         return next(decoders, None)
 

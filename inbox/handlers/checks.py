@@ -1,4 +1,4 @@
-"""What a consumer checks and prepares in the handlers' database when it starts."""
+"""Checks and preparations in the handlers' database when a consumer starts."""
 
 from functools import partial
 from hashlib import sha256

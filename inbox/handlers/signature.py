@@ -1,4 +1,4 @@
-"""What a handler is: a function, plain or async, and what it returns."""
+"""The form of a handler: a function, plain or async, and what it returns."""
 
 import asyncio
 import functools

@@ -37,7 +37,7 @@ class TakenOver:
 
 
 class Takeover(NamedTuple):
-    """What this process took over, and when.
+    """A takeover of messages from another process, and when.
 
     Attributes:
         at: when the previous owner may have held it last.

@@ -48,7 +48,7 @@ unknown: Final = partial(Finding, Severity.UNKNOWN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What the examined database contains.
+    """The contents of the examined database.
 
     Attributes:
         owner: the role that owns the tables.

@@ -54,7 +54,7 @@ OF_PROCESSES: Final = ("upkeep", "partitions", "retention")
 QUICK: Final = (*OF_PROCESSES, "cluster", "receipts", "unrouted")
 """The checks of the schema that `pillarbox status` and the page run, too."""
 _QUICKER: Final = CHECKS | {"unrouted": partial(check_unrouted, days=14)}
-"""What `QUICK` runs, since opening all days takes long: the upkeep names held ones."""
+"""Faster variants for `QUICK`: opening all days takes long."""
 OF_OVERVIEW: Final[dict[str, Callable[[Overview], Iterator[Finding]]]] = {
     "backlog": check_backlog,
     "failures": check_failures,

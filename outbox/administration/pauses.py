@@ -32,7 +32,7 @@ class Pause:
 
     @property
     def what(self) -> str:
-        """What is paused, in words."""
+        """A description of the paused consumer or topic."""
         return _words(self.consumer, self.topic)
 
     @property

@@ -1,4 +1,4 @@
-"""What repairs need from the outbox and the inbox, which are loaded by entry points."""
+"""The parts of outbox and inbox that repairs need, loaded by entry points."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -93,7 +93,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What differs between the outbox and the inbox.
+    """The differences between the outbox and the inbox.
 
     Attributes:
         lacks: returns what is missing to retry its dead letters; None if nothing is.

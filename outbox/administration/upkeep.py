@@ -98,7 +98,7 @@ def maintain(
         )
 
     def on_notice(notice: psycopg.errors.Diagnostic) -> None:
-        # What the routines report of each partition; a hint makes it a warning.
+        # The routines report on each partition; a notice with a hint is a warning.
         if notice.severity_nonlocalized == "NOTICE" and notice.message_hint is None:
             report(notice.message_primary or "")
 

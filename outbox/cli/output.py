@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON, and their progress on a terminal."""
+"""The output of commands: tables, JSON, and their progress on a terminal."""
 
 import io
 import json

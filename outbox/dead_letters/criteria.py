@@ -18,7 +18,7 @@ class ListPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """What selected dead letters have in common; None selects any value.
+    """The criteria by which dead letters are selected; None matches any value.
 
     Attributes:
         ids: of the dead letters, or of their messages; none selects all.

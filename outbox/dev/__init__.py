@@ -1,1 +1,1 @@
-"""What `pillarbox dev` runs: a PostgreSQL that keeps its data, and other commands."""
+"""`pillarbox dev`: a PostgreSQL that keeps its data, and other commands."""

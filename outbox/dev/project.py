@@ -1,4 +1,4 @@
-"""What `pillarbox dev` keeps of a project between two runs."""
+"""The data of a project that `pillarbox dev` keeps between two runs."""
 
 import fcntl
 import os

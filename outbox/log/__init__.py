@@ -1,4 +1,4 @@
-"""What reads the outbox, for relays and for consumers without a broker.
+"""Reads the outbox, for relays and for consumers without a broker.
 
 `process.py` starts and drains the parts; `claim.py` reads messages, `settle.py` stores
 the outcomes, `lanes/` has the lanes between the two.

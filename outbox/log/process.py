@@ -108,7 +108,7 @@ _DAYS_DELAY: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
-    """What a process reads the outbox for: to publish messages, or to handle them.
+    """The purpose of reading the outbox: to publish messages, or to handle them.
 
     Attributes:
         grant: what to do if the role lacks a right; `{}` is for its quoted name.

@@ -42,9 +42,9 @@ class Stored(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a claim reads of a lane: a time range, rows above `start` not yet covered.
+    """One part of a claim in a lane: the uncovered rows above `start` in a time range.
 
-    If a transaction has ended that was hidden, rows above its floor, too.
+    If a hidden transaction has ended, also rows above its floor.
     """
 
     oldest: datetime
@@ -91,8 +91,8 @@ class Progress(NamedTuple):
 
         Args:
             days: those to be read, each with the reader's position before it has
-                stored any. If it has stored none, all of them are the fence: whoever
-                settles messages of the lane reads at least one of them, too.
+                stored any. If it has stored none, all of them are the fence: each
+                process that settles messages of the lane reads at least one, too.
             stored: the last stored row of each day.
             snapshot: the snapshot in which `stored` and `lowest` were read.
             next_xid: the next id, read after the snapshot.

@@ -1,4 +1,4 @@
-"""What a reader of the outbox is: its topics, where it began, and its one broker.
+"""A reader of the outbox: its topics, where it began, and its one broker.
 
 The processes of a reader share its messages: relays, which publish them to one broker,
 or the replicas of a consumer. A process whose broker isn't the recorded one holds no

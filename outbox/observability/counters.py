@@ -1,6 +1,6 @@
-"""What a process has done since it started, by topic; travels in its row with a beat.
+"""A process's counters since it started, by topic; a heartbeat writes them to its row.
 
-The page makes rates of it: see `pillarbox.outbox.web.history`.
+The page computes rates from them: see `pillarbox.outbox.web.history`.
 """
 
 import json

@@ -151,7 +151,7 @@ class LifeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What is known about one message.
+    """All that is known about one message.
 
     Attributes:
         envelopes: the message as it was added; more than one if its id was used again,

@@ -24,7 +24,7 @@ _OF_NAMES: Final = ("properties", "patternProperties", "dependentSchemas")
 """Keywords whose value has names that are chosen, each with a schema."""
 _ALTERNATIVES: Final = ("allOf", "anyOf", "oneOf")
 _STEPS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": ".*"}
-"""What a value inside another one adds to the path."""
+"""The step that a nested value adds to the path."""
 _REF: Final = "#/components/schemas/"
 
 

@@ -61,7 +61,7 @@ class Doorbell:
     async def arm(self) -> Armed:
         """Try to make writers ring.
 
-        If it is armed anew, check for rows once more before sleeping. If it isn't
+        If it is armed again, check for rows once more before sleeping. If it isn't
         armed, check again soon instead of sleeping.
         """
         try:

@@ -1,4 +1,4 @@
-"""What an operator should do about an error of the database, chosen by its SQLSTATE."""
+"""Remedies for errors of the database, chosen by SQLSTATE."""
 
 import re
 from typing import Final
@@ -40,7 +40,7 @@ _REMEDIES: Final = {
     "pool": "let the pool of the engine hold more connections (pool_size,"
     " max_overflow), or run fewer handlers at once",
 }
-# What the server reports while a session starts, libpq passes on as text alone. These
+# Errors while a session starts have no SQLSTATE: libpq passes on only the text. These
 # are the words of PostgreSQL, libpq, PgBouncer and SQLAlchemy. A server may use another
 # language: `_UNKNOWN` covers these cases, too.
 _WORDS: Final = {

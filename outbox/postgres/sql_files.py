@@ -8,7 +8,7 @@ from typing import Final, LiteralString
 
 _PLACEHOLDER: Final = re.compile(r"%(?:%|\((\w+)\)s)")
 _PARTS: Final = ("leased", "uncovered")
-"""What several claims include, as `{leased}`."""
+"""Parts that several claims include, as `{leased}`."""
 
 
 @cache

@@ -1,6 +1,6 @@
 """The last hour for the charts of the overview, from the counters of the processes.
 
-It lies in the memory of the page, which knows it since somebody first looked.
+It is kept in the memory of the page, from the first view on.
 """
 
 import asyncio
@@ -71,10 +71,10 @@ class _Minute:
 
 
 class History:
-    """What happened in each minute of the last hour. For one event loop.
+    """The counts of each minute of the last hour. For one event loop.
 
     Attributes:
-        since: when it began to know; None: it knows nothing yet.
+        since: when the first measurement was taken; None: none was taken yet.
     """
 
     def __init__(self, database: Database) -> None:
@@ -149,7 +149,7 @@ class History:
 
     @property
     def names(self) -> set[str]:
-        """What its charts can be about."""
+        """The names for which it has charts."""
         minutes = self._minutes.values()
         counted = {name for it in minutes for _, name in it.counts}
         return counted.union(*(it.backlog for it in minutes))

@@ -53,7 +53,7 @@ _PLAN_OF_WAITING: Final = "SET LOCAL enable_sort = off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """What a viewer searches for; empty text matches anything."""
+    """A viewer's search; empty text matches anything."""
 
     key: str
     topic: str

@@ -1,4 +1,4 @@
-"""What the page may show and do."""
+"""The settings of the page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -169,7 +169,7 @@ class RedisPublisher:
         answers: Any = await pipeline.execute(raise_on_error=False)
         results = answers[len(batch) + 1]
         if isinstance(results, Exception):
-            # What made Redis discard all; or it refused EXEC itself.
+            # The error that made Redis discard all, or that of EXEC itself.
             error = next(each for each in answers if isinstance(each, Exception))
             if not isinstance(error, NoPermissionError):
                 raise error
@@ -268,7 +268,7 @@ class _Layouts:
             for group in (*behind, *(groups.difference(there) if is_filled else ())):
                 return (
                     f"waiting for group {text_of(group)} to settle its messages in"
-                    f" {name}; if the group is gone for good, XGROUP DESTROY it there"
+                    f" {name}; if the group is no longer used, XGROUP DESTROY it there"
                     " and in the topic's other streams"
                 )
         self._waiting.pop(topic, None)

@@ -21,7 +21,7 @@ __all__ = ["Capabilities", "PublisherCase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a publisher and its broker can do; tests that need more are skipped."""
+    """The abilities of a publisher and its broker; tests that need more are skipped."""
 
     ordered_by_key: bool = capability("Messages of one key arrive in order.")
     refuses_for_ever: bool = capability(

@@ -1,4 +1,4 @@
-"""What Kafka shows of a consumer group before a member joins it."""
+"""Kafka's information about a consumer group before a member joins it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

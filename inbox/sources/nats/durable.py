@@ -27,7 +27,7 @@ FIRST: Final = (0, "")
 _ONLY_ONE: Final = frozenset({10099, 10100, 10101})
 _NOT_FOUND: Final = 10014
 _MISSING: Final = 404
-# What a new generation doesn't take over from the last one.
+# The settings that a new generation doesn't copy from the last one.
 _RENEWED: Final = frozenset(
     {"name", "filter_subjects", "deliver_policy", "opt_start_seq", "opt_start_time"}
 )

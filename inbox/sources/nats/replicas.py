@@ -42,7 +42,7 @@ _ANSWER: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """What a replica has told the others.
+    """The state that a replica has announced to the others.
 
     Attributes:
         layouts: those of which it reads durables, if they are its share.

@@ -106,7 +106,7 @@ class HandlerWorker:
         if not held.is_open:
             return
         if not self._is_current(held):
-            # What it has done may be lost, and the message has another owner.
+            # Its effects may be lost, and the message has another owner.
             held.is_open = False
             self._let_go(held)
             return
@@ -163,7 +163,7 @@ class HandlerWorker:
 
     async def _claim(self, lanes: Sequence[Lane], search: TenantSearch | None) -> None:
         windows = [lane for lane in lanes if isinstance(lane, WindowLane)]
-        # What a refresh or a search has found can concern each of them.
+        # A refresh or a search can have found messages in each of them.
         found = [it for it in windows if search is not None or it.needs_refresh]
         try:
             await self._read(lanes, search)

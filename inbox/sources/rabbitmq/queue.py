@@ -23,7 +23,7 @@ from pillarbox.outbox.errors import ConfigError, shorten
 
 
 class Arrival(NamedTuple):
-    """What RabbitMQ delivered; the queue acks its tag."""
+    """A delivery from RabbitMQ; the queue acks its tag."""
 
     tag: int
     routing_key: str

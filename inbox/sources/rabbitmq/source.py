@@ -132,7 +132,7 @@ class RabbitMQSource:
             self._drop,
         )
         self._dealer: Dealer | None = None
-        # What is received before the messages in other layouts are handled.
+        # Received before the messages in other layouts are handled.
         self._early: list[Arrival] = []
         self._is_admitted = False
         # The numbers of shards in the broker; None until this replica has looked.
@@ -332,7 +332,7 @@ class RabbitMQSource:
             queue.requeue(tag)
         self._keys_aside = {k: due for k, due in self._keys_aside.items() if due > now}
         if 2 * len(self._aside) >= self._window:
-            # What is aside leaves the others too little of the prefetch.
+            # Messages set aside leave too little of the prefetch for others.
             await queue.consume(self._window, self._keep)
             self._window *= 2
 
@@ -397,7 +397,7 @@ class RabbitMQSource:
             await self._shards.take(link, self._config, of, of)
             if not await self._shards.are_empty(link, Shard(name, of=of).all):
                 return
-            # What no replica may read any more is deleted while nobody else can read.
+            # Shards of the old number are deleted while no one else can read them.
             await delete(link, name, of)
             await self._shards.close()
             self._layouts.remove(of)

@@ -1,4 +1,4 @@
-"""What has to happen in one step on the server."""
+"""Scripts that the server runs in one step."""
 
 from typing import Final
 

@@ -34,7 +34,7 @@ from pillarbox.outbox.cloudevents.raw_text import text_of
 from pillarbox.outbox.retry import jittered
 
 _BEATS: Final = 3
-# What it has read ahead, and as much that waits for other replicas.
+# The entries read ahead, and as many that wait for other replicas.
 _MOST_HELD: Final = 2 * READ_AHEAD
 _LEAST_STAY: Final = 30.0
 _LOOK_AHEAD: Final = 0.05

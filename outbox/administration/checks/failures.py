@@ -1,4 +1,4 @@
-"""What fails: processes, messages that wait for a retry, dead letters, and jobs."""
+"""Failures: of processes, messages waiting for a retry, dead letters, and jobs."""
 
 from collections.abc import Iterator
 from datetime import timedelta

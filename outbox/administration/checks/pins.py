@@ -1,4 +1,4 @@
-"""What keeps vacuum from removing dead rows, or a detach from finishing."""
+"""Transactions, slots and standbys that hold back vacuum or a detach."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The readers: which of them is behind, and what nobody reads."""
+"""The readers: those that lag, and messages that no reader gets."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

@@ -1,1 +1,1 @@
-"""What the database shows, by subject; `overview.py` puts it together."""
+"""Measurements in the database, by subject; `overview.py` combines them."""

@@ -1,4 +1,4 @@
-"""What fails: refused messages, dead letters, and jobs without a worker."""
+"""Failures: refused messages, dead letters, and jobs without a worker."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What to measure, and how much of it.
+    """The extent of a measurement.
 
     Attributes:
         parts: the parts to measure; the others are empty.

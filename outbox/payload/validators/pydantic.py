@@ -15,7 +15,7 @@ from pillarbox.outbox.payload.jsonable import is_dumped
 from pillarbox.outbox.payload.schema_registry import PayloadError
 
 _NO_SCHEMA: Final = {"config", "default", "expected", "metadata", "serialization"}
-"""What holds no schemas of fields in a core schema, and may look like one."""
+"""Entries of a core schema that contain no schemas of fields, but may look like one."""
 
 
 class PydanticValidator:

@@ -36,7 +36,7 @@ def line_of(message: Message) -> Line:
 
 
 class Layouts:
-    """What is known about the layouts of topics, over one connection.
+    """The known layouts of topics, over one connection.
 
     Args:
         stream: the only one that may be used.
