@@ -60,7 +60,7 @@ GRANT SELECT, UPDATE (broker, broker_since) ON outbox.reader TO {relay};
 GRANT SELECT ON outbox.subscription TO {relay};
 GRANT EXECUTE ON FUNCTION outbox.subscribe(text, text[], text, boolean, boolean, name) TO {relay}, {reader};
 
--- A consumer that reads the outbox itself: a trigger lets it store only what belongs to its own readers.
+-- A consumer that reads the outbox itself: a trigger lets it store only rows of its own readers.
 GRANT SELECT
     ON outbox.message, outbox.base, outbox.process, outbox.reader, outbox.subscription,
        outbox.message_status, outbox.deferred_message, outbox.unsettled_message
@@ -133,7 +133,7 @@ GRANT SELECT
 GRANT SELECT ON outbox.dropped_partition, outbox.kept_partition TO {maintainer}, {monitor};
 
 -- The monitor reads everything but payloads, stack traces and headers, of which it sees only those that
--- say what led to a message.
+-- name a message's cause.
 GRANT SELECT
     ON outbox.alembic_version, outbox.promise, outbox.reader, outbox.subscription, outbox.process, outbox.base,
        outbox.deferral, outbox.position, outbox.dead_letter_status, outbox.message_envelope, outbox.message_life,

@@ -1,6 +1,6 @@
--- For both parts: nothing of another role may run as the one that migrates. Nobody can add anything
+-- For both parts: no object of another role may run code as the role that migrates. None can be added
 -- later: the schemas exist now, and only trusted roles may create objects in them.
--- All but the administrator's part runs what the owner has, and a function can RESET ROLE: so no superuser
+-- All but the administrator's part runs functions of the owner, and a function can RESET ROLE: so no superuser
 -- may run it if members of the owner aren't superusers.
 
 DO $foreign$

@@ -117,7 +117,7 @@ class Dispatcher:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a quarter of what can be held is."""
+        """Whether it holds a quarter of its maximum."""
         return 4 * self.held >= self._max_held
 
     def wake(self) -> None:

@@ -74,7 +74,7 @@ def uncount_starts(session: Session, ids: Collection[UUID], consumer: str) -> No
 def keep_starts(
     session: Session, failed: Mapping[UUID, tuple[int, StoredFailure]], consumer: str
 ) -> None:
-    """Keep the number of failed attempts of messages, and what the last one raised."""
+    """Keep the number of failed attempts of messages, and the error of the last one."""
     starts, failures = zip(*(failed[id] for id in sorted(failed)), strict=True)
     values = {
         **_rows(failed),

@@ -1,5 +1,5 @@
 -- Does:  Read the first messages of tenants that a claim does not reach because other tenants' messages come first. Locks nothing.
--- Takes: what leased.sql and uncovered.sql of outbox/log take; tops (of these lanes: above which to look); searched (JSON: by lane/tenant, a seq above which to look); reader and gets_all, as claim_batch.sql; after (a tenant), known (tenants to skip), seqs and moments (of messages to skip), max_steps, max_read (of a tenant and lane), max_rows_each (of a tenant), max_rows, and max_bytes
+-- Takes: those of leased.sql and uncovered.sql of outbox/log; tops (of these lanes: above which to look); searched (JSON: by lane/tenant, a seq above which to look); reader and gets_all, as claim_batch.sql; after (a tenant), known (tenants to skip), seqs and moments (of messages to skip), max_steps, max_read (of a tenant and lane), max_rows_each (of a tenant), max_rows, and max_bytes
 -- Gives: step (the tenant visited, in order), and the columns of claim_batch.sql (lane is null: nothing was found for it). At least one row, with the view
 -- Index: message_tenant_idx, message_lane_idx and deferral_message_idx on each partition between oldest and newest
 WITH RECURSIVE walk (tenant, is_new) AS (

@@ -1,4 +1,4 @@
--- Does:  Return what the handler of a message raised last.
+-- Does:  Return the last error of a message's handler.
 -- Takes: id, at (of the id), consumer
 -- Gives: error_reason, error_stacktrace; no row if nothing is known
 -- Index: suspect_pkey of one partition

@@ -22,7 +22,7 @@ class WebhookFailed(DeliveryEvent):
     """A message could not be handled and was rolled back; the sender sends it again.
 
     Attributes:
-        stacktrace: the stack trace of what the handler raised; None if this process has
+        stacktrace: the stack trace of the handler's error; None if this process has
             already reported it.
     """
 

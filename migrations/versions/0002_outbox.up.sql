@@ -188,7 +188,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN s.ended_at IS NULL AND NOT s.is_discarded AND outbox.includes(s, topic, seq, xid, base);
 COMMENT ON FUNCTION outbox.brings IS 'whether a reader gets a message because of this subscription';
 
--- What happened to each message that wasn't published when it was first claimed, and to each replay. A
+-- The log: each message that wasn't published when it was first claimed, and each replay. A
 -- message waits as long as its latest run has no entry 'settled'.
 CREATE TABLE outbox.deferral (
     created_at   timestamptz NOT NULL,
@@ -521,8 +521,9 @@ $body$;
 COMMENT ON FUNCTION outbox.is_logged IS
     'whether the log has an entry of a message: there, what a consumer handles ahead of its claims, for a tenant''s sake, is settled, and what was scheduled is cancelled';
 
--- Reads day by day, since all entries of a message are in its day. Of each reader it counts what is refused, blocked, due
--- and not due by itself, so that none hides another. Of a day it reads which messages are settled, and the log up to at_most.
+-- Reads day by day, since all entries of a message are in its day. For each reader it counts refused, blocked, due
+-- and scheduled ones separately, so that none hides another. In a day it reads which messages are settled, and the
+-- log up to at_most.
 CREATE FUNCTION outbox.open_deferrals(readers text[] DEFAULT NULL, at_most bigint DEFAULT NULL, only_refused boolean DEFAULT false)
 RETURNS SETOF outbox.deferral
 LANGUAGE plpgsql STABLE ROWS 100 {pinned}
@@ -602,8 +603,8 @@ COMMENT ON VIEW outbox.deferred_message IS
     'messages that wait after their first claim, and replays that were requested: as outbox.message_status shows them';
 COMMENT ON COLUMN outbox.deferred_message.available_at IS 'when it is due; null: when its key is free';
 
--- A claim reads the days of a lane in order. So what lies before the newest position of a reader has been read, but for
--- what was inserted or has committed since: the day before that is compared, too, and all days if one has a message
+-- A claim reads the days of a lane in order. So rows before the newest position of a reader have been read, except for
+-- rows inserted or committed since: the day before that is compared, too, and all days if one has a message
 -- that was added later than all of that day.
 CREATE FUNCTION outbox.last_positions(since timestamptz DEFAULT '-infinity', everywhere boolean DEFAULT false)
 RETURNS TABLE (lane smallint, starts_at timestamptz, ends_at timestamptz, up_to bigint, last outbox.position, reader text, last_seq bigint)

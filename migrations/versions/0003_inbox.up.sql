@@ -1,4 +1,4 @@
--- Owner part: the inbox. Receipts; what both sides have is in 0001_side.up.sql.
+-- Owner part: the inbox. Receipts; objects that both sides have are in 0001_side.up.sql.
 
 CREATE FUNCTION inbox.moment_of(id uuid) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE

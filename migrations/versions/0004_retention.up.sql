@@ -85,9 +85,9 @@ SELECT p.parent_table,
  GROUP BY p.parent_table, p.retention, p.premake;
 COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
 
--- What readers of topics have not read of a partition. Only those count that have a message there: one search of
--- the topics for each subscription. Below the position of a reader in a lane, only rows whose transaction wasn't
--- over when it looked can be uncovered; and none are below it, if it lies before the first row of the lane.
+-- Messages of a partition that readers of topics have not read. Only readers with a message there count: one search of
+-- the topics for each subscription. Below the position of a reader in a lane, only rows whose transaction hadn't
+-- ended at its claim can be uncovered; and none are below it, if it lies before the first row of the lane.
 CREATE FUNCTION outbox.unread_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer)
 RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text, reader text)
 LANGUAGE plpgsql STABLE ROWS 10 {pinned}
@@ -373,7 +373,7 @@ COMMENT ON FUNCTION outbox.upkeep_plan IS
 
 -- Completes detaches, in one transaction: finalizes interrupted ones, checks the rows and the policy again, then
 -- drops the table or attaches it again. Only partitions whose detach was recorded before are dropped: any other
--- one was detached by hand. Returns what was done, by partition: `failed` if the failure was recorded; and
+-- one was detached by hand. Returns the outcome for each partition: `failed` if the failure was recorded; and
 -- `skipped`, without a partition, if another session is doing this.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text)

@@ -1,7 +1,8 @@
 -- Owner part: the upkeep. It creates partitions and drops detached ones: pg_cron's jobs or pillarbox maintain detach them.
 
 -- Each step of each table in its own transaction: a failure is recorded, and the other steps follow. A canceled
--- statement ends only its step, so that a statement_timeout doesn't keep partitions from being created. Returns `again` if there is more to do, and `skipped` if another upkeep is doing it.
+-- statement ends only its step, so that a statement_timeout doesn't keep partitions from being created. Returns
+-- `again` if there is more to do, and `skipped` if another upkeep is doing it.
 CREATE FUNCTION outbox.upkeep_step(step text, parent text) RETURNS text
 LANGUAGE plpgsql {pinned}
 AS $body$

@@ -71,7 +71,7 @@ BEGIN
     -- A message that is added from now on is unrouted if no other reader gets it.
     UPDATE outbox.subscription SET ended_at = clock_timestamp() WHERE reader = ANY (v_readers) AND ended_at IS NULL;
 
-    -- CASCADE would drop what others have made of these.
+    -- CASCADE would drop objects of others that depend on these.
     DROP VIEW inbox.message_life, inbox.job_status, inbox.unsettled_delivery, inbox.waiting_delivery, inbox.delivery_status, inbox.covered_delivery;
     DROP FUNCTION inbox.unsettled_messages, inbox.late_deliveries, inbox.last_positions, inbox.positions_of, inbox.covers, inbox.brings;
     FOR v_object IN

@@ -1,4 +1,4 @@
--- Owner part: what happened to messages at their consumers.
+-- Owner part: the lives of messages at their consumers.
 
 -- Like outbox.message_life: the known events in the life of each message on this side.
 CREATE VIEW inbox.message_life AS

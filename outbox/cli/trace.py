@@ -220,7 +220,7 @@ def _handlings(life: Life) -> list[str]:
 
 
 def _tree(found: Trace) -> "Tree":
-    """Return what led to the message, and what it caused."""
+    """Return the message's causes, and the messages that it caused."""
     tree = _grown(found.life, "  ◀ this one")
     for life in reversed(found.causes):
         tree = branch(_line(life), [tree])

@@ -92,7 +92,7 @@ class Scheduler:
                 )
 
     async def run_due(self) -> Counter[str]:
-        """Retry what is due, and what no other replica is retrying; count the outcomes.
+        """Retry due letters that no other replica is retrying; count the outcomes.
 
         Raises:
             BrokerUnavailableError, DatabaseUnavailableError: the broker or the database

@@ -234,7 +234,7 @@ class Claims:
 def _alike(
     lanes: Iterable[tuple[Lane, Progress]],
 ) -> Iterable[Sequence[tuple[Lane, Progress]]]:
-    """Group lanes by what the transactions depend on that are hidden from claims."""
+    """Group lanes whose claims miss the same transactions."""
     groups: dict[Hashable, list[tuple[Lane, Progress]]] = {}
     for lane, progress in lanes:
         # Hashing snapshots takes longer than treating a group as two.

@@ -15,7 +15,7 @@ DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
 
 
 class DatabaseRetry:
-    """The pauses of what is repeated until it succeeds. For one event loop."""
+    """The pauses between attempts until one succeeds. For one event loop."""
 
     def __init__(self, notify: Callable[[Event], None]) -> None:
         self._notify = notify

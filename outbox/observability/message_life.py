@@ -202,7 +202,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A message, what led to it, and what it caused.
+    """A message, its causes, and the messages that it caused.
 
     Attributes:
         causes: the messages that led to it, from the first to the direct cause.
@@ -236,7 +236,7 @@ Databases: TypeAlias = Mapping[str, AdministrationConnection]
 def read_trace(
     databases: Databases, id: UUID, *, max_messages: int = MOST_MESSAGES
 ) -> Trace:
-    """Read the life of a message, and the tree of what it caused.
+    """Read the life of a message, and the tree of the messages that it caused.
 
     Args:
         databases: those of the outboxes and of the consumers, in any order.

@@ -1,4 +1,4 @@
--- Does:  Find a schema that is older or newer than this program, or that differs from what the migrations made, and an unfinished index by tenant.
+-- Does:  Find a schema that is older or newer than this program, or that differs from the migrations' definitions, and an unfinished index by tenant.
 -- Takes: version (that this program needs), migrate (the command)
 -- Gives: severity, finding, remedy
 -- Index: none; reads the catalog and positions

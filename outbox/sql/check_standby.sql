@@ -1,4 +1,4 @@
--- Does:  Report what a standby can't show, and where to run remedies.
+-- Does:  Report checks that a standby can't run, and where to run remedies.
 -- Takes: nothing
 -- Gives: severity, finding, remedy
 -- Index: none

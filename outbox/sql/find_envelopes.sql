@@ -1,4 +1,4 @@
--- Does:  Find messages by id, and what led to them.
+-- Does:  Find messages by id, and their causes.
 -- Takes: ids, first and last (created_at of the days to look in; infinite for all days)
 -- Gives: the columns of outbox.message_envelope that are fields of pillarbox.outbox.observability.message_life.Envelope
 -- Index: message_pkey of each partition between first and last

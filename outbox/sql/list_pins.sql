@@ -1,4 +1,4 @@
--- Does:  List what keeps old snapshots or transaction ids in use: sessions, prepared transactions, replication slots and standbys.
+-- Does:  List sessions, prepared transactions, replication slots and standbys that keep old snapshots or transaction ids in use.
 -- Takes: at_least (an interval: how long a session's transaction has been open, if this role can see that), xids (how many transactions one of unknown age lies behind)
 -- Gives: kind, name, pid, role, state, open_for (null: unknown), is_writing (has a transaction id), xid (the oldest one that it needs), xids (how many transactions it lies behind), slot (the kind of a slot, its database, and the WAL that it keeps)
 -- Index: none, reads pg_stat_activity, pg_prepared_xacts and pg_replication_slots

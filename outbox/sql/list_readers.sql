@@ -39,7 +39,7 @@ WITH last AS MATERIALIZED (
 SELECT r.reader, r.broker, r.role, s.topics, s.discards, r.created_at, s.dropped_at, open.messages, held.oldest, held.days, held.bytes
   FROM outbox.reader AS r
   JOIN (
-       -- What it gets, or got until it was dropped last.
+       -- The topics that it gets, or got until it was last dropped.
        SELECT s.reader, array_agg(s.topic ORDER BY s.topic) AS topics, bool_and(s.is_discarded) AS discards, max(s.ended_at) AS dropped_at
          FROM (SELECT q.*, rank() OVER (PARTITION BY q.reader ORDER BY q.ended_at DESC NULLS FIRST) AS place FROM outbox.subscription AS q) AS s
         WHERE s.place = 1

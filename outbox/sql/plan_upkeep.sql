@@ -1,4 +1,4 @@
--- Does:  List what the upkeep would do now, and why.
+-- Does:  List the steps that the upkeep would take now, and why.
 -- Takes: nothing
 -- Gives: step, parent_table, partition, starts_at, ends_at, unsettled, reason, statement
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Read what happened to messages, as far as the outbox records it.
+-- Does:  Read the lives of messages, as far as the outbox records them.
 -- Takes: ids, first and last (of their created_at), since (of the first day with dead letters)
 -- Gives: message_id, at, step, source, run, attempts, due_at, by, reason, consumer (which read it; null: a relay, or nobody)
 -- Index: message_pkey, position_seq_idx and deferral_message_idx of each partition between first and last; dead_letter_life_idx from since on

@@ -1,4 +1,4 @@
--- Does:  Read what happened to messages, as far as the inbox records it.
+-- Does:  Read the lives of messages, as far as the inbox records them.
 -- Takes: ids, first and last (of the moments in the ids), since (of the first day with dead letters)
 -- Gives: message_id, at, step, source, consumer, attempts, due_at, by, reason
 -- Index: receipt_pkey, suspect_pkey and job_pkey of each partition between first and last; dead_letter_life_idx from since on

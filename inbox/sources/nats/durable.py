@@ -114,7 +114,7 @@ class Durable:
     ) -> bool:
         """Begin to read it: the one that replicas share, or a new generation.
 
-        That begins with what is unsettled in those that exist, and replaces them.
+        A new one begins with unsettled messages of existing ones, and replaces these.
         `wanted` changes the configuration of an existing one, `default` doesn't.
 
         Returns False if another replica was faster.

@@ -61,7 +61,7 @@ class Searches:
         """Hold messages that lie ahead of the claims of these lanes.
 
         Returns:
-            Those to hand over, and what was found.
+            Those to hand over, and the search's result.
         """
         lanes = [lane for lane in lanes if lane.top is not None]
         if not lanes:

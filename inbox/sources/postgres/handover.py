@@ -63,8 +63,8 @@ class Handover:
                 return None
             self._wanted.clear()
             await self._wanted.wait()
-        # A claim follows: it may find what no search can. It brings more of this
-        # tenant, too, and what it brings costs less to settle.
+        # A claim follows: it may find messages that no search can. It also brings
+        # more of this tenant's, which cost less to settle.
         self._is_next, self._known = False, {*stocked, *self._claimed}
         return TenantSearch(
             {*self._known, *self.left_out[0]},

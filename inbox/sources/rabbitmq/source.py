@@ -143,7 +143,7 @@ class RabbitMQSource:
         self._link: AmqpConnection | None = None
         self._queue: Queue | None = None
         self._backlog: Backlog[Received] = Backlog()
-        # Delivery tags of what is handed back, each with the time at which to do so:
+        # Delivery tags to hand back, each with the time at which to do so:
         # RabbitMQ would deliver it again at once, before all others.
         self._aside: dict[int, float] = {}
         self._keys_aside: dict[str, float] = {}

@@ -23,7 +23,7 @@ _LATE: Final = timedelta(minutes=15)
 
 
 def check_backlog(overview: Overview) -> Iterator[Finding]:
-    """Find messages that have waited for too long, and what is not running for them."""
+    """Find messages that have waited for too long, and processes that are missing."""
     yield from _check_outbox(overview)
     for pause in overview.pauses:
         yield _about_pause(pause, overview)

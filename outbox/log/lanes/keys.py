@@ -254,7 +254,7 @@ class LaneKeys:
         self.since: datetime | None = None
         self.more_is_due = False
         self._held_at: datetime | None = None
-        """When the first message was due that may be cancelled still."""
+        """When the first message was due that may still be cancelled."""
         self._moves = 0
         self._restarted: set[str] = set()
         self.reading: tuple[int, int] | None = None

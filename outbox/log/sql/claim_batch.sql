@@ -1,5 +1,5 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows, in bytes, and in the rows that are read for them. Locks nothing.
--- Takes: what leased.sql and uncovered.sql of outbox/log take; reader, gets_all (whether the reader has got everything since it began), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
+-- Takes: those of leased.sql and uncovered.sql of outbox/log; reader, gets_all (whether the reader has got everything since it began), max_read (of each lane), max_rows, max_bytes, and max_payload (in bytes)
 -- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers (text; null: none), schema_version, due_at (null: when it was created, or it is not due), verdict (null: loaded, scheduled: not due yet, other: not for this reader, only the last row read of its lane, next: left for the next claim, aside: its payload is too large), place (among the rows read, from 1), view (in the first row; see read_view.sql of outbox/log). Without a message one row, of nulls except for view
 -- Index: message_lane_idx on each partition between oldest and newest
 -- It reads the reader's topics itself: another process can add topics whenever it likes.

@@ -334,7 +334,7 @@ class NatsPublisher:
                 if self._goes_on(verdict):
                     verdict = Nacked(verdict.reason)
                 elif answer is None and is_some_stored:
-                    # The broker is available, and what it acked isn't sent again.
+                    # The broker is available, and acked messages aren't sent again.
                     verdict = Nacked(verdict.reason, retry_after=_POSTPONED)
                 else:
                     raise self._settings.unavailable(verdict.reason)
