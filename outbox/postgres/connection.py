@@ -274,7 +274,8 @@ def _reads_password(given: str) -> bool:
     if known.get("password") or os.environ.get("PGPASSWORD"):
         return False
     named = known.get("passfile") or os.environ.get("PGPASSFILE")
-    return bool(named) or Path("~/.pgpass").expanduser().exists()
+    # Path.expanduser raises if the user has no home directory, as in a systemd unit.
+    return bool(named or Path(os.path.expanduser("~/.pgpass")).exists())  # noqa: PTH111
 
 
 async def check_writable(connection: Connection, tables: Sequence[str]) -> datetime:

@@ -53,6 +53,19 @@ async def test_a_refused_connection_has_the_remedy_for_its_cause(
         assert words in remedy_of(await refusal(refused)), refused
 
 
+async def test_a_user_without_a_home_directory_is_told_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError  # as for the user of a unit with DynamicUser
+
+    for variable in ("HOME", "PGPASSWORD", "PGPASSFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    url = f"postgresql://mary@127.0.0.1:{free_port()}/shop"
+    assert "this host can reach it" in remedy_of(await refusal(url))
+
+
 async def test_a_server_that_accepts_no_writes_has_a_remedy(
     database_url: str,
 ) -> None:
