@@ -47,7 +47,7 @@ needs += docker
 endif
 # Tests that change a server's settings use a server on this machine.
 ifneq ($(filter containers,$(MAKECMDGOALS)),)
-needs += $(if $(DATABASE_URL),,postgres)
+needs += redis $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter matrix servers,$(MAKECMDGOALS)),)
 needs += debootstrap

@@ -1,10 +1,9 @@
-"""The page about two services, followed literally, with systemd and with containers.
+"""The page about two services, followed literally.
 
-What the page's table says is the same with containers is run instead in the second
-case. `tests/fixtures/supervisor.py` does what `systemctl` and `docker` would.
+`tests/fixtures/supervisor.py` does what `systemctl` would. `tests/containers` follows
+the page with a systemd, and with a Docker engine.
 """
 
-import re
 import shlex
 import shutil
 import signal
@@ -17,6 +16,7 @@ from typing import Final
 
 import psycopg
 import pytest
+import yaml
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser
 from typing_extensions import override
@@ -34,38 +34,53 @@ PROCESSES: Final = {
     for service in ("orders", "invoicing")
     for process in ("relay", "consumer")
 }
-ROW: Final = r"^\| `systemctl (\w+) .+?` \| `(.+) orders-relay` \|$"
-AS_CONTAINERS: Final = dict(re.findall(ROW, PAGE.read_text(), re.MULTILINE))
 
 
 class Operator(Reader):
     """Somebody who follows the page, with a copy of the example."""
 
-    def __init__(
-        self, folder: Path, redis: str, server: PostgresServer, *, in_containers: bool
-    ) -> None:
+    def __init__(self, folder: Path, redis: str, server: PostgresServer) -> None:
         super().__init__(folder, redis)
-        self._in_containers = in_containers
         shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
-        programs = folder / "programs"
-        programs.mkdir()
-        text = Path(supervisor.__file__).read_text()
-        for name in ("systemctl", "docker"):
-            (programs / name).write_text(f"#!{sys.executable}\n{text}")
-            (programs / name).chmod(0o755)
         with psycopg.connect(server.url) as connection:
             info = connection.info
             self._environment |= {
-                "PATH": f"{programs}:{self._environment['PATH']}",
+                "PATH": f"{folder / 'programs'}:{self._environment['PATH']}",
                 "PGPORT": str(info.port),
                 "PGUSER": info.user,
                 "PILLARBOX_WEB_LISTEN": "127.0.0.1:0",
             }
+            login = f"{info.user}:{info.password}"
             self._actual = {
+                "shop:secret@db.example": f"{login}@{info.host}:{info.port}",
                 "db.example": info.host,
                 "redis://redis.example": redis,
                 "/etc/shop": str(folder / "etc" / "shop"),
             }
+
+    def has(self, program: str, text: str) -> None:
+        """Let a program come before others of its name."""
+        file = self._folder / "programs" / program
+        file.parent.mkdir()
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def follows_the_page(self) -> None:
+        page = Document.parse(
+            str(PAGE),
+            CodeBlockParser("ini", self.writes),
+            CodeBlockParser("console", self.types),
+            CodeBlockParser("runs-until", self.waits),
+        )
+        try:
+            for example in page:
+                try:
+                    example.evaluate()
+                except Exception as error:
+                    error.add_note(f"in the block at {PAGE}:{example.line}")
+                    raise
+        finally:
+            self.leaves()
 
     @override
     def writes(self, example: Example) -> None:
@@ -78,71 +93,44 @@ class Operator(Reader):
 
     @override
     def _run(self, line: str) -> str:
-        if self._in_containers and line.startswith("systemctl "):
-            _, action, *units = line.split()
-            services = (PROCESSES[it] for it in units)
-            line = " ".join([AS_CONTAINERS[action], *services])
         printed = super()._run(f"bash -euo pipefail -c {shlex.quote(line)}")
         assert self.status == 0 or line.startswith("pillarbox status"), printed
         return printed
 
-    @override
-    def leaves(self) -> None:
-        super().leaves()
-        running = (it.parent.name for it in self._folder.glob("running/*/pid"))
-        super()._run(f"systemctl stop {' '.join(running)}")
 
-
-@pytest.fixture(
-    params=["systemd", pytest.param("containers", marks=pytest.mark.variant)]
-)
-def operator(
-    request: pytest.FixtureRequest, redis_url: str, private_server: PostgresServer
-) -> Iterator[Operator]:
-    in_containers = request.param == "containers"
-    with TemporaryDirectory() as name, ExitStack() as watches:
-        folder = Path(name)
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory() as name:
         # If this is root, PostgreSQL's user must be able to enter it.
-        folder.chmod(0o755)
-        for process in PROCESSES.values() if in_containers else PROCESSES:
-            running = folder / "running" / process
-            running.mkdir(parents=True)
-            watches.enter_context(watched(running, running / "pid", signal.SIGKILL))
-        operator = Operator(
-            folder, redis_url, private_server, in_containers=in_containers
-        )
-        yield operator
-        operator.leaves()
-
-
-def page_for(operator: Operator) -> Document:
-    return Document.parse(
-        str(PAGE),
-        CodeBlockParser("ini", operator.writes),
-        CodeBlockParser("console", operator.types),
-        CodeBlockParser("runs-until", operator.waits),
-    )
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_two_services_can_be_run_as_the_page_says(operator: Operator) -> None:
-    for example in page_for(operator):
-        try:
-            example.evaluate()
-        except Exception as error:
-            error.add_note(f"in the block at {PAGE}:{example.line}")
-            raise
+def test_two_services_can_be_run_as_the_page_says(
+    folder: Path, redis_url: str, private_server: PostgresServer
+) -> None:
+    operator = Operator(folder, redis_url, private_server)
+    operator.has(
+        "systemctl", f"#!{sys.executable}\n{Path(supervisor.__file__).read_text()}"
+    )
+    with ExitStack() as watches:
+        for process in PROCESSES:
+            running = folder / "running" / process
+            running.mkdir(parents=True)
+            watches.enter_context(watched(running, running / "pid", signal.SIGKILL))
+        operator.follows_the_page()
 
 
 def test_a_container_runs_the_command_of_the_unit_with_its_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(EXAMPLE)
-    for unit, service in PROCESSES.items():
+    services = yaml.safe_load(Path("compose.yaml").read_text())["services"]
+    assert set(services) == set(PROCESSES.values())
+    for unit, name in PROCESSES.items():
         (program, *arguments), environment = supervisor.of_unit(unit)
         assert Path(program).name == "pillarbox"
-        assert supervisor.of_compose(service) == (
-            ["pillarbox", *arguments],
-            environment,
-        )
+        assert services[name]["command"] == ["pillarbox", *arguments]
+        assert services[name]["env_file"] == environment
