@@ -37,7 +37,7 @@ CHANGING: Final = re.compile(
 )
 
 
-READS: Final = ("pillarbox trace", "pillarbox dead-letters list")
+READS: Final = re.compile(r"pillarbox (trace|dead-letters list)|redis-cli .* XINFO")
 WAIT: Final = 60
 
 
@@ -125,14 +125,12 @@ class Reader:
             # What a command lists may not have happened yet.
             nonlocal printed
             found = re.search(pattern, printed, re.DOTALL)
-            if found is None and line.startswith(READS):
+            if found is None and READS.match(line):
                 printed = self._run(line)
             return found
 
         try:
-            found = wait_for(
-                line, matches, seconds=WAIT if line.startswith(READS) else 0
-            )
+            found = wait_for(line, matches, seconds=WAIT if READS.match(line) else 0)
         except AssertionError:
             pytest.fail(f"the page shows\n{shown}\nbut {line} prints\n{printed}")
         assert found is not None
