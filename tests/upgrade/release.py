@@ -12,7 +12,7 @@ from typing import Final
 from tests.fixtures.processes import ROOT
 from tests.install.wheel import build, copy_source
 
-FIRST: Final = "d949e1a0f1e7cbf150a6db48d0417de66bae8e81"
+FIRST: Final = "13a11abaa912a6999d8cdce8381f7c6bd6243ede"
 """The last release, until there is a tag: the newest commit of main that has changed a
 revision of the schema. Who changes one before the first tag moves this on."""
 _REVISION: Final = '''\
