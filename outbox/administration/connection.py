@@ -24,7 +24,7 @@ _RIGHTS: Final = (
 )
 
 
-class _Cursor(psycopg.Cursor[Row]):
+class NotingCursor(psycopg.Cursor[Row]):
     """Notes in each error whose it is: a command may have opened several databases."""
 
     @override
@@ -65,7 +65,7 @@ def administration(
         psycopg.connect(
             conninfo(url, application_name=application_name),
             autocommit=True,
-            cursor_factory=_Cursor,
+            cursor_factory=NotingCursor,
         ) as connection,
     ):
         connection.execute(PIN_SESSION)

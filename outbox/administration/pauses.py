@@ -69,6 +69,8 @@ def change_pause(
     what = _words(consumer, topic)
     if not (consumer or topic):
         raise ConfigError(f"nothing to {kind}: name a consumer, a topic, or both")
+    if consumer == "":
+        raise ConfigError("consumer '': is empty; name one, or omit it for all")
     if topic is not None and (not topic or "*" in topic[:-1]):
         raise ConfigError(
             f"topic {for_shell(topic)}: write a topic, or a prefix followed by one *"

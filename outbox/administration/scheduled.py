@@ -136,5 +136,6 @@ def _change(
             (row,) = cursor.fetchall()
     except _REFUSALS as error:
         said = error.diag
-        raise ConfigError(f"{said.message_primary}; {said.message_hint}") from error
+        text = f"{id}: {said.message_primary}; {said.message_hint}"
+        raise ConfigError(text) from error
     return Change(id=id, **row)

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from heapq import merge
 from itertools import count, repeat
@@ -108,6 +108,11 @@ class Filters:
     since: Since = None
     until: Until = None
 
+    @property
+    def are_given(self) -> bool:
+        """Whether there is any; an empty text is in every reason."""
+        return replace(self, error=self.error or None) != Filters()
+
     def criteria(self, status: Status | None, limit: int | None = None) -> Criteria:
         """Return the criteria for at most `limit` dead letters of this status."""
         return Criteria(status=status, max_rows=limit, **asdict(self))
@@ -194,7 +199,7 @@ def discard(
         raise ConfigError(
             "--reason is empty: state why; it is stored with the dead letter"
         )
-    _check_choice(ids, filtered=filters != Filters())
+    _check_choice(ids, filtered=filters.are_given)
     with _open_tables(database, load_sides(side)) as tables:
         chosen = _choose(tables, ids, filters.criteria(Status.PENDING))
         discarded = sum(
@@ -248,7 +253,7 @@ def retry(
         consumer=consumer,
         schedule=None,
     )
-    _check_choice(ids, filtered=filters != Filters() or limit is not None)
+    _check_choice(ids, filtered=filters.are_given or limit is not None)
     sides = _sides_to_retry(side, options)
 
     def on_event(event: Event) -> None:

@@ -115,7 +115,7 @@ def _move(
 ) -> int:
     """Move scheduled messages: cancel each, and add its content with a new id.
 
-    Both happen in one transaction.
+    All of it happens in one transaction.
     """
     if (to is None) == (within is None):
         raise ConfigError("pass either --to MOMENT or --in DURATION")
@@ -126,7 +126,10 @@ def _move(
     if to is not None and due_at < now:
         raise ConfigError(f"--to {for_shell(to)}: is past; --in 0s publishes it now")
     chosen = [read_id(id) for id in ids]
-    with opened(database, "scheduled", rights=_TO_CHANGE) as connection:
+    with (
+        opened(database, "scheduled", rights=_TO_CHANGE) as connection,
+        connection.transaction(),  # after an error, nothing was changed
+    ):
         changes = [
             move_message(connection, id, due_at, reason or None) for id in chosen
         ]

@@ -112,7 +112,7 @@ class Project:
     @property
     def tokens(self) -> Path:
         """The file with the page's viewers: one, with all rights."""
-        self.keep("tokens", lambda: f"you {secrets.token_hex(16)} act payloads")
+        self.keep("tokens", lambda: f"you {secrets.token_hex(16)} act pause payloads")
         return self.folder / "tokens"
 
     @property

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from pillarbox.outbox.administration.connection import (
     AdministrationConnection,
+    NotingCursor,
     errors_explained,
 )
 from pillarbox.outbox.errors import UpkeepError
@@ -88,7 +89,9 @@ class Database:
         address = conninfo(self.url, application_name=APPLICATION_NAME)
         with (
             errors_explained(self.url, RIGHTS),
-            psycopg.connect(address, autocommit=True) as connection,
+            psycopg.connect(
+                address, autocommit=True, cursor_factory=NotingCursor
+            ) as connection,
         ):
             connection.execute(self._settings.encode())
             try:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from psycopg.conninfo import conninfo_to_dict
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -27,6 +28,7 @@ from pillarbox.outbox.duration import (
 )
 from pillarbox.outbox.events import Observers
 from pillarbox.outbox.observability.logging import logged
+from pillarbox.outbox.postgres.connection import conninfo
 from pillarbox.outbox.web.database import Database
 from pillarbox.outbox.web.history import History
 from pillarbox.outbox.web.login import Identify, TokenLogin, Viewer, is_from_elsewhere
@@ -209,7 +211,8 @@ def base_of(request: HTTPConnection) -> str:
 
 def name_in(url: str) -> str:
     """Return the name of the database in a URL."""
-    return url.partition("?")[0].rpartition("/")[2]
+    given = conninfo_to_dict(conninfo(str(url)))
+    return str(given.get("dbname") or given.get("user"))  # as libpq connects
 
 
 def with_query(query: Mapping[str, str], **changes: object) -> str:

@@ -243,6 +243,8 @@ async def show_plan(request: Request) -> Response:
     """Count what an action would do, and ask whether to do it. Changes nothing."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
+    if form.get("id", "any").strip() == "":  # which would select all
+        raise ConfigError("none is checked: go back, and check some in the list")
     kind, selection = _kind_of(form), Selection.of(form)
     selection, groups, newest = await frame.database.run(
         lambda connection: _plan(connection, selection), request

@@ -55,10 +55,14 @@ async def pause(request: Request) -> Response:
     for name in ("consumer", "topic", "why"):
         check_text(name, form.get(name, ""))
     kind = "resume" if request.url.path.endswith("/resume") else "pause"
-    consumer, topic = form.get("consumer") or None, form.get("topic") or None
-    why = form.get("why", "").strip()
+    # Phones add a space to a word that they complete.
+    consumer, topic, why = (
+        form.get(name, "").strip() for name in ("consumer", "topic", "why")
+    )
     await frame.store.run(
-        lambda it: change_pause(it, kind, consumer, topic, why, viewer.name)
+        lambda it: change_pause(
+            it, kind, consumer or None, topic or None, why, viewer.name
+        )
     )
     return RedirectResponse(f"{base_of(request)}/overview", 303)
 

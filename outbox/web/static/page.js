@@ -22,9 +22,7 @@
     label(found);
     if (live.innerHTML === found.innerHTML) return;
     const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
-    const checked = [...live.querySelectorAll(":checked")].map((it) => it.id);
     live.replaceChildren(...found.childNodes);
-    for (const id of checked) { const box = byId(id); if (box) box.checked = true; }
     if (focused) byId(focused)?.focus({ preventScroll: true });
   };
 
@@ -41,6 +39,8 @@
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         const found = page.getElementById("live");
         if (!found) say("Not up to date: " + (page.querySelector(".problem")?.textContent.trim() ?? answer.status));
+        // A row that newer ones push off the page would no longer be checked.
+        else if (live.querySelector(":checked")) say("Not up to date: rows are checked");
         // Don't replace the content while the viewer has selected text in it.
         else if (getSelection().isCollapsed || !live.contains(getSelection().anchorNode)) {
           replace(live, found);

@@ -88,6 +88,7 @@ FOUND = {
 
 REFUSED = {
     "discard --reason r": "pass ids or a filter",
+    "discard --error= --reason r": "pass ids or a filter",
     "discard --topic=* --reason ' '": "--reason is empty",
     f"discard {NOBODY} --topic=* --reason r": "pass ids or a filter",
     "list --since 1": "'--since': '1': write a moment",

@@ -67,6 +67,7 @@ def test_a_pause_concerns_a_consumer_a_topic_or_both(
         (["pause", "--reason", "r"], "name a consumer, a topic, or both"),
         (["pause", "--consumer", "b"], "the reason is empty"),
         (["pause", "--topic", "a*b", "--reason", "r"], "a prefix followed by one *"),
+        (["pause", "--consumer=", "--topic=a", "--reason=r"], "consumer '': is empty"),
         (["resume", "--consumer", "b"], "consumer b is not paused"),
         (["pause", "--topic", "t", "--reason", "r"], "is paused already"),
     ],

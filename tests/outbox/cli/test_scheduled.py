@@ -109,6 +109,23 @@ def test_messages_are_cancelled_and_the_trace_says_by_whom_and_why(
     assert "withdrawn" in step
 
 
+def test_all_messages_are_moved_or_none(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far, near = at(2), at(1)
+    insert(database_url, far, near)
+    execute(
+        database_url,
+        "UPDATE outbox.message SET available_at = created_at + interval '20 days'"
+        " WHERE id = %s",
+        [far.id],
+    )
+    assert change(database_url, "move", str(far.id), str(near.id), "--in", "9d") == 2
+    assert f"{near.id}: outbox.move: available_at is" in capsys.readouterr().err
+    states = [state for _, state in execute(database_url, STATES)]
+    assert states == ["scheduled", "scheduled"]
+
+
 def test_a_message_is_moved_and_nothing_is_changed_if_it_can_not_be(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,12 +4,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pillarbox.outbox.dev.project import Project
 from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.web.login import read_tokens
 
 
 @pytest.fixture
@@ -43,6 +45,8 @@ def test_the_url_and_the_token_stay_until_the_project_is_erased(root: Path) -> N
             mode = (project.folder / name).stat().st_mode
             assert mode & 0o077 == 0, "other users can't read it"
         assert (Project(root).url, Project(root).token) == (url, token)
+        (viewer,) = read_tokens(str(project.tokens)).values()
+        assert [it for it in fields(viewer) if not getattr(viewer, it.name)] == []
 
         project.data.mkdir()
         project.erase()

@@ -326,6 +326,13 @@ def test_an_open_page_acts_follows_the_database_and_asks_for_a_login_after_a_res
         give_up(database_url, Message("late", 1), reason="came later")
         expect(page.locator("#live")).to_contain_text("came later")
         assert page.evaluate("document.activeElement.id") == focused
+        box = page.locator("input[type=checkbox]").first
+        box.check()
+        give_up(database_url, Message("late", 1), reason="came last")
+        expect(page.locator("#status")).to_contain_text("rows are checked")
+        expect(box).to_be_checked()
+        box.uncheck()
+        expect(page.locator("#live")).to_contain_text("came last")
         process.kill()
         expect(page.locator("#status")).to_contain_text("the connection is lost")
         give_up(database_url, Message("late", 1), reason="while it was away")

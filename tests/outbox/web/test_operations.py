@@ -147,6 +147,16 @@ def test_those_that_were_checked_are_retried_and_no_others(
         assert "checkbox" not in browser.get("/dead-letters")
 
 
+@pytest.mark.parametrize("kind", ["retry", "discard"])
+def test_nothing_is_planned_if_none_is_checked(database_url: str, kind: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url, broker="memory://") as browser:
+        form = browser.get("/dead-letters").partition('id="pick"')[2]
+        (hidden,) = re.findall(r'"hidden" name="(\w+)" value=""', form)
+        assert "none is checked" in plan(browser, kind, **{hidden: ""})
+        assert browser.status == 400
+
+
 def test_all_with_the_reason_or_of_the_topic_are_chosen_where_they_are_seen(
     database_url: str,
 ) -> None:
@@ -260,8 +270,7 @@ def test_an_operation_ends_with_its_process_and_what_is_left_can_be_retried(
             text: bytes = client.open(f"{site}{path}", data).read()
             return text.decode()
 
-        page = client.open(f"{site}/dead-letters").read().decode()
-        page = submit("/dead-letters/plan", page, kind="retry", side="inbox")
+        page = submit("/dead-letters/plan", "", kind="retry", side="inbox")
         submit("/operations/ask", page)
         wait_for("3", lambda: execute(database_url, WAITS) == [(1,)], seconds=90)
         process.kill()

@@ -102,7 +102,7 @@ def test_who_may_pause_pauses_and_resumes_with_a_reason(database_url: str) -> No
         browser.post("/pause", consumer="billing", topic="a.*", why="")
         assert browser.status == 400
         assert "state why" in browser.text
-        text = browser.post("/pause", consumer="billing", topic="a.*", why=HOSTILE)
+        text = browser.post("/pause", consumer="billing ", topic=" a.*", why=HOSTILE)
         assert execute(database_url, paused) == [(["a.*"],)]
         assert "<img" not in text
         assert "topic a.* of consumer billing, by ann" in shown(text)

@@ -10,12 +10,15 @@ from starlette.testclient import TestClient
 
 from pillarbox import Message
 from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.message_id import uuid7
 from pillarbox.outbox.web import Settings, TokenLogin, web_app
+from pillarbox.outbox.web.frame import name_in
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.family import handle
 from tests.fixtures.positions import publish
 from tests.fixtures.relay import insert
-from tests.fixtures.web import ANN, TOKENS, Browser, browsing, served
+from tests.fixtures.sessions import execute
+from tests.fixtures.web import ANN, TOKENS, Browser, as_role, browsing, served
 
 
 def name_of(url: str) -> str:
@@ -67,6 +70,32 @@ def test_a_message_is_shown_with_its_life_in_all_and_its_payload_where_it_is(
             assert str(issued.id) in shown
             assert "add its database" not in shown
             assert "the invoice" in browser.get(f"{base}/message?id={issued.id}")
+
+
+def test_an_error_names_the_database_in_which_it_happened(
+    database_url: str, other_url: str
+) -> None:
+    here, there = (as_role(it, "pillarbox_web") for it in (database_url, other_url))
+    with browsing(here, others=(there,)) as browser:
+        for url, base in ((database_url, "/of/" + name_of(other_url)), (other_url, "")):
+            execute(url, "REVOKE USAGE ON SCHEMA outbox FROM pillarbox_monitor")
+            execute(url, "REVOKE USAGE ON SCHEMA outbox FROM pillarbox_web")
+            shown = browser.get(f"{base}/message?id={uuid7()}")
+            assert f"/{name_of(url)}: permission denied" in shown
+            execute(url, "GRANT USAGE ON SCHEMA outbox TO pillarbox_web")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql+psycopg://me:secret@db:5432/shop?sslmode=require", "shop"),
+        ("postgresql://db/the%20shop", "the shop"),
+        ("postgresql:///?host=/run&dbname=shop", "shop"),
+        ("postgresql://shop:secret@db", "shop"),
+    ],
+)
+def test_a_database_has_the_name_to_which_libpq_connects(url: str, name: str) -> None:
+    assert name_in(url) == name
 
 
 def test_an_application_mounts_them_together(database_url: str, other_url: str) -> None:
