@@ -10,6 +10,7 @@ from datetime import datetime
 from psycopg.rows import class_row
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.readers import consumer_of
 from pillarbox.outbox.errors import ConfigError
 from pillarbox.outbox.logs.printable import for_shell
 from pillarbox.outbox.postgres.sql_files import load
@@ -63,14 +64,18 @@ def change_pause(
         person: who does it; None: the login.
 
     Raises:
-        ConfigError: neither consumer nor topic is given, or no reason for a pause; or
-            it is paused already, or not paused.
+        ConfigError: neither consumer nor topic is given, or no reason for a pause; the
+            consumer is a queue of one; or it is paused already, or not paused.
     """
     what = _words(consumer, topic)
     if not (consumer or topic):
         raise ConfigError(f"nothing to {kind}: name a consumer, a topic, or both")
     if consumer == "":
         raise ConfigError("consumer '': is empty; name one, or omit it for all")
+    if kind == "pause" and consumer and (name := consumer_of(consumer)) != consumer:
+        raise ConfigError(
+            f"consumer {consumer}: is a queue; pause the consumer {name}, or its topics"
+        )
     if topic is not None and (not topic or "*" in topic[:-1]):
         raise ConfigError(
             f"topic {for_shell(topic)}: write a topic, or a prefix followed by one *"

@@ -129,6 +129,11 @@ def list_receivers(connection: AdministrationConnection) -> dict[str, str | None
     return dict(connection.execute(load("outbox", "list_receivers")).fetchall())
 
 
+def consumer_of(reader: str) -> str:
+    """Return the consumer of a reader: each named queue of one has its own reader."""
+    return reader.partition("--")[0]
+
+
 def list_consumers(connection: AdministrationConnection) -> list[str]:
     """Return the names of readers that are consumers, and get messages."""
     return [it for it, broker in list_receivers(connection).items() if broker == DIRECT]

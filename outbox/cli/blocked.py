@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
-from pillarbox.outbox.administration.readers import list_consumers
+from pillarbox.outbox.administration.readers import consumer_of, list_consumers
 from pillarbox.outbox.cli.command import (
     Databases,
     Json,
@@ -81,8 +81,7 @@ def _read(
     listed: list[str] = []
     if "outbox" in sides:
         found = read_blocked(connection, limit)
-        # That of a queue has a name after that of the consumer.
-        listed = [it.partition("--")[0] for it in list_consumers(connection)]
+        listed = [consumer_of(it) for it in list_consumers(connection)]
     running = [
         it
         for schema in sides

@@ -16,6 +16,7 @@ from pillarbox.outbox.administration.check import Finding
 from pillarbox.outbox.administration.checks.upkeep import Upkeep, read_upkeep
 from pillarbox.outbox.administration.connection import AdministrationConnection
 from pillarbox.outbox.administration.pauses import Pause, list_pauses
+from pillarbox.outbox.administration.readers import consumer_of
 from pillarbox.outbox.errors import UpkeepError
 from pillarbox.outbox.observability.measures.backlog import (
     Backlog,
@@ -83,8 +84,9 @@ class Overview:
     missing: tuple[Finding, ...]
 
     def pauses_of(self, consumer: str) -> list[Pause]:
-        """Return what is paused of a consumer."""
-        return [it for it in self.pauses if it.consumer in {None, consumer}]
+        """Return what is paused of a consumer, or of one of its queues."""
+        names = {None, consumer_of(consumer)}
+        return [it for it in self.pauses if it.consumer in names]
 
 
 def read_overview(

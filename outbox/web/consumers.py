@@ -6,6 +6,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.administration.readers import consumer_of
 from pillarbox.outbox.observability.measures.failures import read_blocked
 from pillarbox.outbox.observability.measures.reading import Scope
 from pillarbox.outbox.observability.overview import read_overview
@@ -33,8 +34,9 @@ def read_page(
             f"No consumer {name} runs, reads this outbox or has handled messages in "
             "the last 5 minutes. The overview lists those that do.",
         )
-    replicas = [it for it in running if it.name == name]
-    of_consumer = Selection(side="inbox", origin=f"consumer:{name}")
+    consumer = consumer_of(name)
+    replicas = [it for it in running if it.name == consumer]
+    of_consumer = Selection(side="inbox", origin=f"consumer:{consumer}")
     refused = (
         read_blocked(connection, _MOST_BLOCKED).oldest if found[0].is_reader else ()
     )
@@ -42,11 +44,12 @@ def read_page(
         "title": f"Consumer {name}",
         "overview": overview,
         "consumer": found[0],
+        "pausable": consumer,
         "replicas": replicas,
         "pauses": overview.pauses_of(name),
-        "jobs": next((it for it in overview.jobs if it.consumer == name), None),
+        "jobs": next((it for it in overview.jobs if it.consumer == consumer), None),
         "groups": read_groups(connection, of_consumer, _MOST_ROWS),
-        "blocked": [it for it in refused if it.reader == name],
+        "blocked": [it for it in refused if name in (it.reader, consumer_of(it.reader))],
         "backlog_text": backlog_text,
     }
 

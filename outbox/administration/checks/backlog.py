@@ -56,7 +56,7 @@ def _about_pause(pause: Pause, overview: Overview) -> Finding:
     lags = [
         it.lag.waited
         for it in overview.consumers
-        if it.lag and it.lag.waited and pause.consumer in {None, it.name}
+        if it.lag and it.lag.waited and pause in overview.pauses_of(it.name)
     ]
     waited = max(lags, default=timedelta())
     kept = [it.retention for it in overview.tables if it.table == "outbox.message"]

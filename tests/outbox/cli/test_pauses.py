@@ -1,11 +1,14 @@
 """`pillarbox pause` and `pillarbox resume`, and what shows a pause."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.postgres.advisory_lock import Lock, reader_class
 from tests.acceptance.relays import as_role
 from tests.fixtures.hostile_rows import insert_rows
 from tests.fixtures.presence import record_process
@@ -68,6 +71,7 @@ def test_a_pause_concerns_a_consumer_a_topic_or_both(
         (["pause", "--consumer", "b"], "the reason is empty"),
         (["pause", "--topic", "a*b", "--reason", "r"], "a prefix followed by one *"),
         (["pause", "--consumer=", "--topic=a", "--reason=r"], "consumer '': is empty"),
+        (["pause", "--consumer=b--slow", "--reason=r"], "pause the consumer b"),
         (["resume", "--consumer", "b"], "consumer b is not paused"),
         (["pause", "--topic", "t", "--reason", "r"], "is paused already"),
     ],
@@ -93,11 +97,22 @@ def test_only_who_may_pause_can(
     assert change(database_url, *arguments, role="pillarbox_web") == 0
 
 
+@pytest.fixture
+def running(database_url: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A consumer billing that runs and reads the outbox, for a queue if it is named."""
+    add_consumer(database_url, request.param, "orders")
+    record_process(database_url, "consumer", "billing")
+    with psycopg.connect(database_url) as connection:
+        lock = [reader_class(request.param), int(Lock.MEMBER)]
+        connection.execute("SELECT pg_advisory_lock_shared(%s, %s)", lock)
+        yield
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("running", ["billing", "billing--slow"], indirect=True)
 def test_status_shows_the_pause_instead_of_a_late_consumer(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_consumer(database_url, "billing", "orders")
-    record_process(database_url, "consumer", "billing")
     row = {"topic": "'orders'", "created_at": "now() - interval '24 hours'"}
     insert_rows(database_url, [(1, row)])
 

@@ -64,6 +64,7 @@ def test_a_consumer_has_a_page_with_replicas_failures_and_pauses(
     database_url: str,
 ) -> None:
     add_consumer(database_url, "billing", "orders")
+    add_consumer(database_url, "billing--slow", "mails")
     record_process(database_url, "consumer", "billing", host=HOSTILE, blocked_keys=3)
     give_up(
         database_url,
@@ -74,15 +75,17 @@ def test_a_consumer_has_a_page_with_replicas_failures_and_pauses(
     )
     execute(database_url, "SELECT outbox.pause('billing', 'orders', 'bank', 'ann')")
     with browsing(database_url) as browser:
-        text = shown(browser.get("/consumer?name=billing"))
-        assert "<img" not in browser.text
-        for part in (
-            "Blocked keys 3 in its processes",
-            "1: no such customer",
-            "topic orders of consumer billing, by ann",
-        ):
-            assert part in text
-        assert 'action="/pause"' in browser.text
+        for name in ("billing", "billing--slow"):
+            text = shown(browser.get(f"/consumer?name={name}"))
+            assert "<img" not in browser.text
+            for part in (
+                "Blocked keys 3 in its processes",
+                "1: no such customer",
+                "topic orders of consumer billing, by ann",
+            ):
+                assert part in text
+            form = browser.text.partition('action="/pause"')[2]
+            assert 'value="billing"' in form
         assert "No consumer nobody runs" in browser.get("/consumer?name=nobody")
         assert browser.status == 404
     with browsing(database_url, token=BOB) as browser:
