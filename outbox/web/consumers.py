@@ -49,7 +49,9 @@ def read_page(
         "pauses": overview.pauses_of(name),
         "jobs": next((it for it in overview.jobs if it.consumer == consumer), None),
         "groups": read_groups(connection, of_consumer, _MOST_ROWS),
-        "blocked": [it for it in refused if name in (it.reader, consumer_of(it.reader))],
+        "blocked": [
+            it for it in refused if name in (it.reader, consumer_of(it.reader))
+        ],
         "backlog_text": backlog_text,
     }
 

@@ -96,7 +96,7 @@ class TokenLogin:
 
 
 def read_tokens(path: str) -> dict[str, Viewer]:
-    """Read a token file with one line per viewer: `NAME TOKEN [act] [pause] [payloads]`.
+    """Read a token file with a line per viewer: `NAME TOKEN [act] [pause] [payloads]`.
 
     Raises:
         ConfigError: the file can't be read, or a line is malformed.
