@@ -60,6 +60,9 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
             unknown viewers get status 401.
 
     The application is for one event loop.
+
+    Raises:
+        ConfigError: a URL is invalid, or two databases have one name.
     """
     paths = {settings.database: ""}
     for url in settings.others:

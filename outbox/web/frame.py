@@ -84,6 +84,7 @@ class Frame:
         self.identify = identify
         self.sections = sections
         self.paths = paths
+        self.names = {url: name_in(url) for url in paths}
         self.others = {
             url: Database(url, read_only=True)
             for url in paths
@@ -135,7 +136,11 @@ class Frame:
         text = self._templates.get_template(template).render(
             base=base_of(request),
             pages=[
-                (name_in(url), f"{self.root(request)}{path}/", url == self.database.url)
+                (
+                    self.names[url],
+                    f"{self.root(request)}{path}/",
+                    url == self.database.url,
+                )
                 for url, path in self.paths.items()
             ],
             sections=self.sections,
@@ -210,9 +215,13 @@ def base_of(request: HTTPConnection) -> str:
 
 
 def name_in(url: str) -> str:
-    """Return the name of the database in a URL."""
+    """Return the name of the database in a URL.
+
+    Raises:
+        ConfigError: it isn't a valid PostgreSQL URL.
+    """
     given = conninfo_to_dict(conninfo(str(url)))
-    return str(given.get("dbname") or given.get("user"))  # as libpq connects
+    return str(given.get("dbname") or given.get("user") or "default")  # as libpq does
 
 
 def with_query(query: Mapping[str, str], **changes: object) -> str:

@@ -25,7 +25,7 @@ from pillarbox.outbox.observability.message_life import (
 )
 from pillarbox.outbox.postgres.sql_files import load
 from pillarbox.outbox.web.dead_letters import Contents, show, why_hidden
-from pillarbox.outbox.web.frame import Frame, Section, frame_of, name_in
+from pillarbox.outbox.web.frame import Frame, Section, frame_of
 from pillarbox.outbox.web.login import Viewer
 from pillarbox.outbox.web.selection import check_choice, check_text
 
@@ -155,9 +155,9 @@ async def show_message(request: Request) -> Response:
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
         with ExitStack() as others:
-            databases = {name_in(frame.database.url): connection}
+            databases = {frame.names[frame.database.url]: connection}
             for url, it in frame.others.items():
-                databases[name_in(url)] = others.enter_context(it.transaction())
+                databases[frame.names[url]] = others.enter_context(it.transaction())
             found = read_trace(databases, id)
             return found, _contents(databases, found.life, frame, viewer)
 
