@@ -59,7 +59,7 @@ class TestNatsSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(
         one_receives=True, reads_ahead=True, shares=False, acks_each=False
     )
-    hold = 2.0
+    hold = 4.0
 
     @pytest.fixture(autouse=True)
     def broker(

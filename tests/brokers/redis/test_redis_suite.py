@@ -46,7 +46,7 @@ class TestRedisPublisher(ProxiedUrl, PublisherSuite):
 class TestRedisSource(ProxiedUrl, SourceSuite):
     server = "redis_url"
     capabilities = SourceCapabilities(shares=False, one_receives=True, reads_ahead=True)
-    hold = 2.0
+    hold = 4.0
     socket_timeout = 30
 
     @override

@@ -112,7 +112,7 @@ class SqsSourceCase(ThroughProxy, SourceSettling):
         ordered_by_key=False, holds_back_keys=False, takes_bytes_as_topic=False
     )
 
-    hold = 2.0
+    hold = 4.0
     answer_timeout = 10.0
     max_payload_bytes = SNS_PAYLOAD_BYTES
     end: ClassVar[str] = ""
