@@ -72,8 +72,8 @@ _PANELS: Final = {
         "they block.",
         "scheduled": "List, cancel and move scheduled messages, until they are due.",
         "replay": "Publish or handle messages again, selected by topic, key and time.",
-        "web": "Serve a web page that shows messages, failures and partitions, and "
-        "retries dead letters.",
+        "web": "Serve a web page that shows messages and failures, and retries dead "
+        "letters.",
     },
     "Other commands": {
         "asyncapi": "Describe an application's messages as AsyncAPI 3, or find "

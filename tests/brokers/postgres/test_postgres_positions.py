@@ -230,7 +230,7 @@ async def test_deliveries_waiting_for_their_key_come_in_order_after_a_kill(
     async with replica(database_url) as next_owner:
         rows, _ = await handle(next_owner, 3)
         assert numbers(rows) == [0, 1, 2]
-        assert [row.attempts for row in rows] == [1, 0, 0]
+        assert [held.row.attempts for held in rows] == [1, 0, 0]
 
 
 async def test_a_kill_after_a_delivery_was_logged_behind_a_held_one_keeps_the_order(
