@@ -2,17 +2,14 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from pillarbox.inbox.handlers.outcome import Later
 from pillarbox.inbox.receipt import ForeignId, MessageId
 from pillarbox.inbox.verdict import judge
 from pillarbox.outbox import tracing
 from pillarbox.outbox.message import FrozenDict, Message
-from pillarbox.outbox.tracing import Received, Traced
-
-if TYPE_CHECKING:
-    from pillarbox.outbox.observability.opentelemetry import Processing, Tracing
+from pillarbox.outbox.tracing import Processing, Received, Traced, Tracer
 
 T = TypeVar("T")
 
@@ -29,12 +26,12 @@ _UNTRACED: Final = nullcontext(_Untraced())
 
 
 def processing(
-    tracer: "Tracing | None",
+    tracer: Tracer | None,
     messages: Sequence[Traced],
     consumer: str,
     *,
     system: str | None = None,
-) -> AbstractContextManager["Processing | _Untraced"]:
+) -> AbstractContextManager[Processing]:
     """Cover the handling of messages with a span, which becomes the current one.
 
     If the consumer already covers these messages with a span, no other one is created.

@@ -7,8 +7,8 @@ of every message of the same transaction.
 publishes or handles a message checks it, and does nothing more if it is None.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
@@ -16,8 +16,8 @@ from uuid import UUID
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
+    from pillarbox.outbox.events import Event
     from pillarbox.outbox.message import Message
-    from pillarbox.outbox.observability.opentelemetry import Tracing
 
 CAUSE: Final = "causation-id"
 TRACEPARENT: Final = "traceparent"
@@ -95,7 +95,61 @@ class Received(NamedTuple):
     headers: Mapping[str, str]
 
 
-tracer: "Tracing | None" = None
+class Sending(Protocol):
+    """The span of one call of a publisher."""
+
+    def refused(self, reasons: Sequence[str]) -> None:
+        """Record that the broker refused messages, with the reason for each."""
+
+
+class Processing(Protocol):
+    """The span of one call of a handler."""
+
+    def skipped(self) -> None:
+        """Record that the messages were duplicates."""
+
+    def failed(self, error: BaseException) -> None:
+        """Record an error that doesn't leave the block."""
+
+
+class Tracer(Protocol):
+    """Creates the spans. No method raises an error of its own; safe in any thread."""
+
+    def create(self, messages: tuple["Message", ...]) -> tuple["Message", ...]:
+        """Return messages that are being added, each with a trace context."""
+
+    def send(
+        self, messages: Sequence["Message"], system: str
+    ) -> AbstractContextManager[Sending]:
+        """Trace the publishing of a batch to a broker."""
+
+    def process(
+        self,
+        messages: Sequence[Traced],
+        consumer: str,
+        *,
+        system: str | None = None,
+        is_decision: Callable[[Exception], bool] = lambda _: False,
+    ) -> AbstractContextManager[Processing]:
+        """Trace the handling of messages; their span is the current one.
+
+        Inside the block, the same consumer's handling of the same messages creates no
+        further span.
+
+        Args:
+            system: the broker, unless `receive` has named it.
+            is_decision: recognizes exceptions that aren't errors when they leave the
+                block.
+        """
+
+    def receive(self, system: str) -> None:
+        """Record the broker of this task's messages, and leave any other trace."""
+
+    def observe(self, event: "Event") -> None:
+        """Create the span of an event that settles a message."""
+
+
+tracer: Tracer | None = None
 """Creates the spans of this process; None if it isn't traced."""
 
 

@@ -64,7 +64,7 @@ _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 
 _system: Final[ContextVar[str]] = ContextVar("pillarbox_system", default=_OWN_SYSTEM)
-_processing: Final[ContextVar["Processing | None"]] = ContextVar(
+_processing: Final[ContextVar["_Processing | None"]] = ContextVar(
     "pillarbox_processing", default=None
 )
 
@@ -120,7 +120,7 @@ def _safely(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Tracing:
-    """Creates the spans. No method raises an error of its own; safe in any thread."""
+    """The `pillarbox.outbox.tracing.Tracer` that `instrument` creates."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None, attributes: Describe | None
@@ -159,9 +159,9 @@ class Tracing:
             return message
         return message.replace(headers=headers)
 
-    def send(self, messages: Sequence[Message], system: str) -> "Sending":
+    def send(self, messages: Sequence[Message], system: str) -> "_Sending":
         """Trace the publishing of a batch."""
-        return Sending(self, messages, system)
+        return _Sending(self, messages, system)
 
     def process(
         self,
@@ -170,22 +170,13 @@ class Tracing:
         *,
         system: str | None = None,
         is_decision: Callable[[Exception], bool] = lambda _: False,
-    ) -> "Processing":
-        """Trace the handling of messages; their span is the current one.
-
-        Inside the block, the same consumer's handling of the same messages creates no
-        further span.
-
-        Args:
-            system: the broker, unless `receive` has named it.
-            is_decision: recognizes exceptions that aren't errors when they leave the
-                block.
-        """
-        return Processing(self, messages, consumer, system, is_decision)
+    ) -> "_Processing":
+        """Trace the handling of messages."""
+        return _Processing(self, messages, consumer, system, is_decision)
 
     @_safely
     def receive(self, system: str) -> None:
-        """Record the broker of this task's messages, and leave any other trace."""
+        """Record the broker, and detach from the span that started the consumer."""
         _system.set(system)
         otel_context.attach(Context())
 
@@ -269,7 +260,7 @@ class Tracing:
         self._log(TracingFailed(reason=one_line(error)))
 
 
-class Sending:
+class _Sending:
     """The spans of one publisher call; none has more links than a span can hold.
 
     The context of the first span is current. A single message's span is in its trace.
@@ -336,7 +327,7 @@ class Sending:
             span.end()
 
 
-class Processing:
+class _Processing:
     """The span of one call of a handler."""
 
     def __init__(
@@ -354,7 +345,7 @@ class Processing:
         self._is_decision = is_decision
         self._outcome = "handled"
         self._span: Span | None = None
-        self._outer: Processing | None = None
+        self._outer: _Processing | None = None
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
