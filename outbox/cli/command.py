@@ -22,7 +22,7 @@ from pillarbox.outbox.duration import (
     read_moment,
     read_rate,
 )
-from pillarbox.outbox.errors import ConfigError
+from pillarbox.outbox.errors import ConfigError, DatabaseUnavailableError
 from pillarbox.outbox.logs.event_record import STACKTRACE
 from pillarbox.outbox.observability.logging import (
     PrintableFormatter,
@@ -403,9 +403,17 @@ def opened(
 
 @contextmanager
 def opened_all(
-    databases: Sequence[str] | None, command: str, **options: Any
+    databases: Sequence[str] | None,
+    command: str,
+    *,
+    away: list[DatabaseUnavailableError] | None = None,
+    **options: Any,
 ) -> Iterator[Mapping[str, "AdministrationConnection"]]:
     """Open databases as `opened` does, each with the shortest name that only it has.
+
+    Args:
+        away: takes the errors of unreachable databases, which are then left out, unless
+            all are unreachable.
 
     Raises:
         ConfigError, OutboxError: as for `database_urls` and `opened`.
@@ -413,13 +421,19 @@ def opened_all(
     from pillarbox.outbox.administration.connection import address_of
 
     with ExitStack() as stack:
-        connections = {
-            address_of(it): it
-            for it in (
-                stack.enter_context(opened(url, command, **options))
-                for url in database_urls(databases)
-            )
-        }
+        connections: dict[str, AdministrationConnection] = {}
+        errors: list[DatabaseUnavailableError] = []
+        for url in database_urls(databases):
+            try:
+                connection = stack.enter_context(opened(url, command, **options))
+            except DatabaseUnavailableError as error:
+                errors.append(error)
+            else:
+                connections[address_of(connection)] = connection
+        if errors and (away is None or not connections):
+            raise errors[0]
+        if away is not None:
+            away += errors
         names = [it.info.dbname for it in connections.values()]
         yield {
             name if names.count(name) == 1 else address: connection

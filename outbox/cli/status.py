@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 
-from pillarbox.outbox.administration.check import Finding, Severity, status_of
+from pillarbox.outbox.administration.check import Finding, Severity, status_of, unknown
 from pillarbox.outbox.administration.checks.upkeep import Upkeep
 from pillarbox.outbox.administration.doctor import examine_quickly, run_checks
 from pillarbox.outbox.cli.command import (
@@ -22,11 +22,13 @@ from pillarbox.outbox.duration import (
     write_duration,
     write_rate,
 )
+from pillarbox.outbox.errors import DatabaseUnavailableError
 from pillarbox.outbox.logs.printable import count
 from pillarbox.outbox.observability.measures.backlog import Backlog, BacklogGroup, Rate
 from pillarbox.outbox.observability.measures.processes import Process
 from pillarbox.outbox.observability.measures.reading import NEW
 from pillarbox.outbox.observability.overview import Overview
+from pillarbox.outbox.postgres.remedy import remedy_of
 
 app = new_app()
 
@@ -41,16 +43,20 @@ app = new_app()
 def status(*, database: Databases = None, json: Json = False) -> int:
     """Show whether all is well: lag, failures and processes of each database."""
     read: list[tuple[Overview, tuple[Finding, ...]]] = []
-    with opened_all(database, "status") as databases:
+    away: list[DatabaseUnavailableError] = []
+    with opened_all(database, "status", away=away) as databases:
         for name, connection in databases.items():
             overview, findings = examine_quickly(connection)
             findings += (*run_checks(connection, ["superuser"]),)
             read.append((replace(overview, database=name), findings))
-    code = status_of([it for _, findings in read for it in findings])
+    missing = [unknown(str(it), remedy_of(it), "database") for it in away]
+    code = status_of([*missing, *(it for _, findings in read for it in findings)])
     if json:
         shown = [{**asdict(it), "findings": findings} for it, findings in read]
-        write_json({"status": code, "databases": shown})
+        write_json({"status": code, "databases": shown, "missing": missing})
         return code
+    for finding in missing:
+        write_line(*lines_of(finding), "")
     for number, (overview, findings) in enumerate(read):
         if number:
             write_line("", "")

@@ -24,7 +24,11 @@ from pillarbox.outbox.cli.output import (
     write_table,
 )
 from pillarbox.outbox.duration import brief_duration
-from pillarbox.outbox.errors import ConfigError, shorten
+from pillarbox.outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    shorten,
+)
 from pillarbox.outbox.logs.printable import count
 from pillarbox.outbox.observability.message_life import (
     MOST_MESSAGES,
@@ -56,8 +60,8 @@ app = new_app()
 
 @command(
     app,
-    epilog="Exit status: 0 found; 1 not found; 4 unknown, because days were "
-    "dropped that may have contained it; 2 it could not search.",
+    epilog="Exit status: 0 found; 1 not found; 4 unknown, because days that may have "
+    "contained it were dropped, or a database is unreachable; 2 it could not search.",
 )
 def trace(
     id: Annotated[
@@ -81,9 +85,11 @@ def trace(
     if (id is None) == (key is None):
         raise ConfigError("give the id of a message, or --key KEY, and not both")
     limit = limit or MOST_MESSAGES
-    with opened_all(database, "trace", rights=_RIGHTS) as databases:
+    away: list[DatabaseUnavailableError] = []
+    with opened_all(database, "trace", away=away, rights=_RIGHTS) as databases:
+        missing = [*map(str, away)]
         if id is not None:
-            found = read_trace(databases, read_id(id), max_messages=limit)
+            found = read_trace(databases, read_id(id), away=missing, max_messages=limit)
             if json:
                 write_json(_as_json(found))
             else:
@@ -91,7 +97,7 @@ def trace(
             return _STATUS[found.found]
         assert key is not None
         since = since or datetime.now(UTC) - _DAY
-        return _show_key(databases, key, since, limit, as_json=json)
+        return _show_key(databases, key, since, limit, missing, as_json=json)
 
 
 def _show_key(
@@ -99,10 +105,13 @@ def _show_key(
     key: str,
     since: datetime,
     limit: int,
+    away: Sequence[str],
     *,
     as_json: bool,
 ) -> int:
-    found = read_lives_of_key(databases, key, since=since, max_messages=limit)
+    found = read_lives_of_key(
+        databases, key, since=since, away=away, max_messages=limit
+    )
     if as_json:
         values = found._asdict()
         values["lives"] = [_life_as_json(life) for life in found.lives]
@@ -131,7 +140,7 @@ def _write_trace(found: Trace) -> None:
         case Found.NOT_FOUND:
             write_line(f"{life.id}: not found in any of the databases")
         case Found.NOT_KNOWABLE:
-            write_line(f"{life.id}: not found; its day may have been dropped")
+            write_line(f"{life.id}: not found, but not everything could be searched")
         case Found.FOUND:
             _write_life(life)
             for it in found.failing:

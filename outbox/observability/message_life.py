@@ -210,7 +210,8 @@ class Trace:
         failing: the processes of consumers that have not handled it and fail now, at no
             message or one of its topic or key, have an overdue handler, or have been
             handling it for long.
-        unknown: what the databases don't contain any more, or never did, in sentences.
+        unknown: what the databases don't contain any more, or never did, and which
+            could not be reached, in sentences.
     """
 
     found: Found
@@ -234,12 +235,17 @@ Databases: TypeAlias = Mapping[str, AdministrationConnection]
 
 
 def read_trace(
-    databases: Databases, id: UUID, *, max_messages: int = MOST_MESSAGES
+    databases: Databases,
+    id: UUID,
+    *,
+    away: Sequence[str] = (),
+    max_messages: int = MOST_MESSAGES,
 ) -> Trace:
     """Read the life of a message, and the tree of the messages that it caused.
 
     Args:
         databases: those of the outboxes and of the consumers, in any order.
+        away: which other databases could not be reached, in sentences.
         max_messages: the most messages of the tree to read.
 
     Raises:
@@ -258,18 +264,24 @@ def read_trace(
         if missing := "; ".join(_elsewhere(life, led_to_it)):
             where = " or ".join(databases)
             unknown += (f"not in {where}: {missing}; add its database: --database URL",)
+        is_found = bool(life.steps or life.caused)
         return Trace(
-            found=_found(bool(life.steps or life.caused), may_be_gone=may_be_gone),
+            found=_found(is_found, may_be_gone=may_be_gone or bool(away)),
             life=life,
             causes=led_to_it,
             is_cut=is_cut,
             failing=_failing(reader, databases, life),
-            unknown=unknown,
+            unknown=(*away, *unknown),
         )
 
 
 def read_lives_of_key(
-    databases: Databases, key: str, *, since: datetime, max_messages: int
+    databases: Databases,
+    key: str,
+    *,
+    since: datetime,
+    away: Sequence[str] = (),
+    max_messages: int,
 ) -> Lives:
     """Read the lives of the newest messages of a key that were added since a moment.
 
@@ -280,11 +292,14 @@ def read_lives_of_key(
         reader = _Reader(databases)
         reader.find_key(key, since, max_messages)
         lives = tuple(reader.read_lives(list(reader.envelopes)).values())
-        unknown = tuple(
-            f"older messages: {table} of {name} begins {write_moment(begins_at)}"
-            for name, connection in databases.items()
-            for table, begins_at in _low_water(connection, ["outbox.message"])
-            if begins_at is None or since < begins_at
+        unknown = (
+            *away,
+            *(
+                f"older messages: {table} of {name} begins {write_moment(begins_at)}"
+                for name, connection in databases.items()
+                for table, begins_at in _low_water(connection, ["outbox.message"])
+                if begins_at is None or since < begins_at
+            ),
         )
     return Lives(_found(bool(lives), may_be_gone=bool(unknown)), lives, unknown)
 

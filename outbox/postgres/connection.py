@@ -112,6 +112,14 @@ class _Session(psycopg.AsyncConnection[TupleRow]):
             self.pgconn.finish()
             raise
 
+    @override
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close the connection.
+
+        psycopg would commit first, and if cancelled meanwhile, leave it open.
+        """
+        await self.close()
+
     def _limited(self, gen: PQGen[RV], seconds: float) -> PQGen[RV]:
         """Let a generator fail after a time: while it waits, psycopg often resumes it.
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pillarbox.outbox.administration.connection import AdministrationConnection
+from pillarbox.outbox.errors import DatabaseUnavailableError
 from pillarbox.outbox.lane import LANES, PRIORITIES, lane_of
 from pillarbox.outbox.observability.message_life import (
     Databases,
@@ -154,11 +155,15 @@ async def show_message(request: Request) -> Response:
     id = read_id(given.strip())
 
     def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
+        away: list[str] = []
         with ExitStack() as others:
             databases = {frame.names[frame.database.url]: connection}
             for url, it in frame.others.items():
-                databases[frame.names[url]] = others.enter_context(it.transaction())
-            found = read_trace(databases, id)
+                try:
+                    databases[frame.names[url]] = others.enter_context(it.transaction())
+                except DatabaseUnavailableError as error:
+                    away.append(str(error))
+            found = read_trace(databases, id, away=away)
             return found, _contents(databases, found.life, frame, viewer)
 
     found, contents = await frame.database.run(read, request)

@@ -12,6 +12,7 @@ from pillarbox.outbox.administration.check import (
     warning,
 )
 from pillarbox.outbox.administration.pauses import Pause
+from pillarbox.outbox.administration.readers import consumer_of
 from pillarbox.outbox.administration.size import write_size
 from pillarbox.outbox.duration import write_duration
 from pillarbox.outbox.logs.printable import count, for_shell
@@ -53,6 +54,14 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
 def _about_pause(pause: Pause, overview: Overview) -> Finding:
     age = write_duration(overview.at - pause.paused_at)
     text = f"{pause.what} is paused by {pause.paused_by} for {age}: {pause.reason}"
+    known = sorted({consumer_of(it.name) for it in overview.consumers})
+    if pause.consumer is not None and pause.consumer not in known:
+        return warning(
+            f"{text}; no consumer of this name runs with this database, reads its"
+            f" outbox or has just handled messages; these do:"
+            f" {', '.join(known) or 'none'}",
+            pause.remedy,
+        )
     lags = [
         it.lag.waited
         for it in overview.consumers

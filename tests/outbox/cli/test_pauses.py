@@ -88,6 +88,24 @@ def test_a_change_that_makes_no_sense_is_refused(
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_status_warns_of_the_pause_of_a_consumer_that_nobody_knows(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_process(database_url, "consumer", "billing")
+    for name in ("mail", "mail--slow"):
+        add_consumer(database_url, name, "orders")
+    for name in ("billing", "biling"):
+        assert change(database_url, "pause", f"--consumer={name}", "--reason=bank") == 0
+    found = {
+        it["severity"]: it["finding"]
+        for it in status(database_url, capsys)["findings"]
+        if "is paused by" in it["finding"]
+    }
+    assert found["hint"].startswith("consumer billing is paused by")
+    assert found["warning"].startswith("consumer biling is paused by")
+    assert found["warning"].endswith("these do: billing, mail")
+
+
 def test_only_who_may_pause_can(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -221,6 +221,48 @@ def test_a_lost_connection_is_that_of_the_database_that_ended_it(
         lose_the_first()
 
 
+AWAY: Final = "postgresql://nobody@127.0.0.1:9/invoicing"
+
+
+def test_status_shows_the_others_while_one_is_unreachable(
+    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    monkeypatch.setenv(VARIABLE, f"{AWAY} {database_url}")
+    first, remedy, _, answer, *_ = run("status", status=4).splitlines()
+    assert first.startswith(f"unknown  database: can't reach the database {AWAY}: ")
+    assert "check that the database is running" in remedy
+    assert answer.startswith(f"all well: {name_of(database_url)} at ")
+    said = as_json(run, "status", status=4)
+    assert [it["database"] for it in said["databases"]] == [name_of(database_url)]
+    assert [it["severity"] for it in said["missing"]] == ["unknown"]
+    monkeypatch.setenv(VARIABLE, f"{AWAY} {AWAY}")
+    assert AWAY in run("status", status=2)
+
+
+def test_a_trace_says_which_database_it_could_not_search(
+    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = Message("orders.placed", b"", key="k")
+    insert(database_url, placed)
+    monkeypatch.setenv(VARIABLE, f"{database_url} {AWAY}")
+    for what, status in (
+        ([str(placed.id)], 0),
+        (["--key", "k"], 0),
+        ([str(Message("orders.placed", b"").id)], 4),
+        (["--key", "other"], 4),
+    ):
+        assert AWAY in run("trace", *what, status=status)
+
+
+@pytest.mark.parametrize("command", ["blocked", "dead-letters list"])
+def test_a_list_that_would_be_incomplete_is_refused(
+    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{database_url} {AWAY}")
+    assert AWAY in run(*command.split(), status=2)
+
+
 def test_files_name_several_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -85,6 +85,21 @@ def test_an_error_names_the_database_in_which_it_happened(
             execute(url, "GRANT USAGE ON SCHEMA outbox TO pillarbox_web")
 
 
+def test_a_message_is_shown_while_the_other_database_is_unreachable(
+    database_url: str,
+) -> None:
+    placed = Message("orders.placed", b"the order")
+    insert(database_url, placed)
+    away = "postgresql://nobody@127.0.0.1:9/invoicing"
+    with browsing(database_url, others=(away,)) as browser:
+        shown = browser.get(f"/message?id={placed.id}")
+        assert "the order" in shown
+        assert f"database {away}" in shown
+        assert browser.status == 200
+        browser.get(f"/message?id={uuid7()}")
+        assert browser.status == 404
+
+
 @pytest.mark.parametrize(
     ("url", "name"),
     [
