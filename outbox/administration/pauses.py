@@ -36,6 +36,11 @@ class Pause:
         """A description of the paused consumer or topic."""
         return _words(self.consumer, self.topic)
 
+    def has(self, topic: str) -> bool:
+        """Return whether it concerns a topic."""
+        it = self.topic or "*"
+        return topic == it or (it.endswith("*") and topic.startswith(it[:-1]))
+
     @property
     def remedy(self) -> str:
         """The command that ends it."""

@@ -16,6 +16,7 @@ from pillarbox.outbox.administration.readers import consumer_of
 from pillarbox.outbox.administration.size import write_size
 from pillarbox.outbox.duration import write_duration
 from pillarbox.outbox.logs.printable import count, for_shell
+from pillarbox.outbox.observability.measures.consumers import ConsumerStatus
 from pillarbox.outbox.observability.overview import Overview
 from pillarbox.outbox.postgres.advisory_lock import MAIN
 
@@ -44,11 +45,28 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
                 "pillarbox consume MODULE:NAME  # start it; or, if it is no longer"
                 f" needed, pillarbox readers drop {for_shell(consumer.name)}",
             )
-        elif waited > _LATE and not overview.pauses_of(consumer.name):
+        elif (lag := _unpaused(consumer, overview)) is not None and lag > _LATE:
             yield warning(
-                f"the consumer {consumer.name} is late: {oldest}",
+                f"the consumer {consumer.name} is late: its lag is"
+                f" {write_duration(lag)}",
                 "look for a slow handler in its log, or start another replica",
             )
+
+
+def _unpaused(consumer: ConsumerStatus, overview: Overview) -> timedelta | None:
+    """Return the lag of a consumer, without paused topics."""
+    if consumer.lag is None:
+        return None
+    if not (pauses := overview.pauses_of(consumer.name)):
+        return consumer.lag.waited
+    return max(
+        (
+            it.waited
+            for it in consumer.lag.topics
+            if it.waited and not any(pause.has(it.name or "") for pause in pauses)
+        ),
+        default=None,
+    )
 
 
 def _about_pause(pause: Pause, overview: Overview) -> Finding:

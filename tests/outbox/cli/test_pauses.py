@@ -88,6 +88,26 @@ def test_a_change_that_makes_no_sense_is_refused(
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("running", ["billing"], indirect=True)
+def test_a_consumer_with_a_paused_topic_can_be_late_with_another(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert change(database_url, "pause", "--topic=ord*", "--reason=bank") == 0
+
+    def late() -> list[str]:
+        found = status(database_url, capsys)["findings"]
+        return [it["finding"] for it in found if "is late" in it["finding"]]
+
+    at = "now() - interval '{} minutes'".format
+    insert_rows(database_url, [(1, {"topic": "'orders'", "created_at": at(90)})])
+    assert late() == []
+    insert_rows(database_url, [(2, {"topic": "'invoices'", "created_at": at(20)})])
+    assert late() == ["the consumer billing is late: its lag is 20m"]
+    assert change(database_url, "pause", "--consumer=billing", "--reason=bank") == 0
+    assert late() == []
+
+
 def test_status_warns_of_the_pause_of_a_consumer_that_nobody_knows(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +138,7 @@ def test_only_who_may_pause_can(
 @pytest.fixture
 def running(database_url: str, request: pytest.FixtureRequest) -> Iterator[None]:
     """A consumer billing that runs and reads the outbox, for a queue if it is named."""
-    add_consumer(database_url, request.param, "orders")
+    add_consumer(database_url, request.param, "orders", "invoices")
     record_process(database_url, "consumer", "billing")
     with psycopg.connect(database_url) as connection:
         lock = [reader_class(request.param), int(Lock.MEMBER)]
