@@ -67,6 +67,7 @@ class Consumer(NamedTuple):
         found_up_to: a seq of each tenant up to which searches have found its rows.
         notes: for the floors of searches.
         drawn: the last seq that it knows to be drawn.
+        top: the highest seq in the log, as far as it knows.
     """
 
     read: Progress
@@ -83,6 +84,7 @@ class Consumer(NamedTuple):
     found_up_to: tuple[tuple[bool, int], ...] = ()
     notes: Floors = Floors()
     drawn: int = -1
+    top: int = -1
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class DirectModel(LogModel):
             open at the last one.
         waits_ahead: the rows of a key wait if one ahead of the claims has failed.
         logs_earlier: those in hand get entries before one of their key that waits.
-        asks_log: a claim hands nothing over that the log has.
+        asks_log: a claim hands nothing over that the log has, as far up as it knows
+            that there are entries. (See `LaneKeys.has_logged`. Otherwise one that has
+            lost the lane would skip what the next one has logged, and go on behind it.)
     """
 
     window: type[Window] = Window
@@ -126,7 +130,7 @@ class DirectModel(LogModel):
             elif is_free:
                 is_free = False
                 progress = self.new_progress(state, DAYS[: self.days])
-                new = Consumer(progress, progress)
+                new = Consumer(progress, progress)._replace(top=_top(state.database))
                 yield "a consumer takes the lane", _with(state, number, new)
 
     def work_on(
@@ -164,7 +168,8 @@ class DirectModel(LogModel):
         ahead, failed = dict(consumer.ahead), consumer.failed
         for row in found:
             became = ahead.pop(row.id, None)
-            if row.id in database.logged and self.asks_log:
+            is_logged = row.id in database.logged and row.seq <= consumer.top
+            if is_logged and self.asks_log:
                 window.logged(_place_of(row))
             elif became == ENDED:
                 window.ended(_place_of(row))
@@ -311,6 +316,7 @@ class DirectModel(LogModel):
         ahead = {i: why for i, why in consumer.ahead if i not in told}
         new = _freeze(window, consumer._replace(ahead=_sorted(ahead)))
         new = new._replace(entries=self.remember(stored.entries))
+        new = new._replace(top=max(new.top, *(rows[other].seq for other in told)))
         yield name, _with(state._replace(database=stored), number, new)
 
     def handle(
@@ -524,6 +530,10 @@ def _changed(entries: dict[int, str], id: int, entry: str | None) -> dict[int, s
 
 def _sorted(known: dict[Any, Any]) -> tuple[Any, ...]:
     return tuple(sorted(known.items()))
+
+
+def _top(database: Database) -> int:
+    return max((it.seq for it in database.rows if it.id in database.logged), default=-1)
 
 
 def _held(database: Database, consumer: Consumer) -> list[Row]:

@@ -63,6 +63,9 @@ LARGE = {
     "rows found ahead, a failure and a lost lane": DirectModel(
         ["k.", "-k."], Budget(losses=1, refusals=1, ahead=1)
     ),
+    "a row found ahead of another of its key, a failure and a lost lane": DirectModel(
+        ["-kk."], Budget(losses=1, refusals=1, ahead=1)
+    ),
     "rows found ahead, late ones, midnight and a kill": DirectModel(
         ["xk.", "-k."], Budget(kills=1, midnights=1, ahead=2), days=2
     ),
