@@ -46,9 +46,6 @@ _UNLIMITED: Final = -1
 _LOCKED: Final = 405
 _FORBIDDEN: Final = (403, _LOCKED)
 _GATHER: Final = 0.002
-_ANSWER: Final = 10.0
-_RETURNING: Final = 0.5
-"""Seconds in which a queue takes back what a dead consumer held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +129,6 @@ class Queue:
         self.is_at_end = False
         self._link = link
         self._config = config
-        self._tag = ""
-        self._early: list[Arrival] | None = None
         self._unacked: dict[int, None] = {}
         self._acked: set[int] = set()
         self._flushing: asyncio.TimerHandle | None = None
@@ -214,7 +209,7 @@ class Queue:
             ConfigError: the user lacks the privilege to declare the lock.
         """
         # A refused lock is an error in the server's log, so look first.
-        if await self._count_consumers():
+        if await self._has_consumers():
             return False
         channel = await self._link.channel()
         name = f"{self._config.name}{OWNER_SUFFIX}"
@@ -235,56 +230,16 @@ class Queue:
             ) from None
         await channel.close()
         # The lock can end before the messages of its last owner are back in the queue.
-        return not await self._count_consumers()
+        return not await self._has_consumers()
 
-    async def _count_consumers(self) -> int:
+    async def _has_consumers(self) -> bool:
         declared = await self._channel.ask(
             self._channel.pika.queue_declare, queue=self._config.name, passive=True
         )
-        return int(declared.method.consumer_count)
+        return bool(declared.method.consumer_count)
 
-    async def is_alone(self, on_arrival: OnArrival) -> bool:
-        """Return whether no one else holds messages; if so, pass on what has arrived.
-
-        Until a quorum queue has a leader, as after a restart of the server, it has no
-        consumers for `take_turn`, and afterwards those from before. What these held
-        comes back behind what has arrived here, and would be handled after it. So all
-        is returned in order, and the caller aborts the connection and begins again.
-
-        Raises:
-            AMQPError, OSError: the channel is lost.
-        """
-        if self._early is None:
-            return True
-        consumers = 0
-        async with asyncio.timeout(_ANSWER):
-            while not consumers:  # it has this one, so that was no answer of the queue
-                consumers = await self._count_consumers()
-        await self._count_consumers()  # what came back until then has arrived now
-        in_order = sorted(self._early, key=_is_new)
-        if consumers > 1 or self._early != in_order:
-            try:
-                pika = self._channel.pika
-                await self._channel.ask(pika.basic_cancel, consumer_tag=self._tag)
-                await asyncio.sleep(_RETURNING)
-                for arrival in sorted(self._early, key=_is_new):
-                    self.requeue(arrival.tag)
-                await self.settle()
-            except BaseException:
-                self._link.abort()
-                raise
-            return False
-        self._early = None
-        for arrival in in_order:
-            on_arrival(self, arrival)
-        return True
-
-    async def consume(
-        self, prefetch: int, on_arrival: OnArrival, *, alone: bool = False
-    ) -> None:
+    async def consume(self, prefetch: int, on_arrival: OnArrival) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
-
-        If it shall be alone, they wait for `is_alone`.
 
         Another call adds to the first, and gets what other replicas have no room for.
         Changing `prefetch` requires a cancel, which could let another replica start and
@@ -305,24 +260,18 @@ class Queue:
             assert routing_key is not None
             self._unacked[tag] = None
             again = bool(method.redelivered)
-            arrival = Arrival(tag, routing_key, again, properties, body)
-            if self._early is None:
-                on_arrival(self, arrival)
-            else:
-                self._early.append(arrival)
+            on_arrival(self, Arrival(tag, routing_key, again, properties, body))
 
         pika = self._channel.pika
         await self._channel.ask(pika.basic_qos, prefetch_count=prefetch)
         priority, self.consuming = -1 if self.consuming else 0, True
-        self._early = [] if alone else None
-        member = f"{token_hex(4)}-{self._config.member}"
-        self._tag = f"{socket.gethostname()}-{os.getpid()}-{member}"
         await self._channel.ask(
             pika.basic_consume,
             queue=self._config.name,
             on_message_callback=deliver,
             arguments={"x-priority": priority},
-            consumer_tag=self._tag,
+            consumer_tag=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+            f"-{self._config.member}",
         )
 
     def ack(self, tag: int) -> None:
@@ -366,10 +315,6 @@ class Queue:
         self.flush()
         # Any method with a reply will do: the server processes methods in order.
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
-
-
-def _is_new(arrival: Arrival) -> bool:
-    return not arrival.is_redelivered
 
 
 async def declare(link: AmqpConnection, config: QueueConfig) -> bool:

@@ -156,13 +156,8 @@ class Shards:
             if not await queue.take_turn():
                 return
             queue.when_lost(link.abort)
-            try:
-                await queue.consume(self._prefetch, self._arrived, alone=True)
-                if await queue.is_alone(self._arrived):
-                    self._reading[shard] = link, queue
-            finally:
-                if shard not in self._reading:
-                    link.abort()  # an orderly close would cancel the consumer first
+            self._reading[shard] = link, queue
+            await queue.consume(self._prefetch, self._arrived)
         finally:
             if shard not in self._reading:
                 await link.close()

@@ -357,11 +357,7 @@ class RabbitMQSource:
             self._window = min(self._prefetch, _MAX_PREFETCH)
             # Others may have changed it. Without turns, there are no shards: see above.
             self._layouts = None if self._chooses else []
-            await queue.consume(self._window, self._arrive, alone=self._chooses)
-        if queue.consuming and not await queue.is_alone(self._arrive):
-            await self._leave()
-            self._aside_until = time.monotonic() + _STEP_ASIDE
-            return
+            await queue.consume(self._window, self._arrive)
         if self._layouts is None:
             self._layouts = await self._existing()
         if queue.consuming and not self._is_admitted:

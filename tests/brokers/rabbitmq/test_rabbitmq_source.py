@@ -14,20 +14,13 @@ from pika.exceptions import ChannelClosedByBroker
 from pillarbox import Message
 from pillarbox.inbox.source import Delivery
 from pillarbox.inbox.sources.rabbitmq import RabbitMQSource
-from pillarbox.inbox.sources.rabbitmq.queue import (
-    Arrival,
-    Queue,
-    QueueConfig,
-    binding_key,
-)
+from pillarbox.inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from pillarbox.outbox.brokers.rabbitmq.amqp import NOT_FOUND, AmqpConnection
-from pillarbox.outbox.brokers.rabbitmq.connection import rabbitmq_parameters
-from pillarbox.outbox.brokers.rabbitmq.options import RabbitMQOptions
 from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox.outbox.gather import end
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.rabbitmq import channel_of, exchange_of, user
+from tests.fixtures.rabbitmq import channel_of, user
 from tests.fixtures.sources import (
     payloads,
     publish,
@@ -172,12 +165,12 @@ async def test_a_replica_frozen_before_it_consumes_receives_nothing_when_it_wake
         asyncio.Event(),
     )
 
-    async def freeze_first(self: Queue, *arguments: Any, **options: Any) -> None:
+    async def freeze_first(self: Queue, *arguments: Any) -> None:
         if not may[0]:
             may[0] = True
             asleep.set()
             await awake.wait()
-        await consume(self, *arguments, **options)
+        await consume(self, *arguments)
 
     monkeypatch.setattr(Queue, "consume", freeze_first)
     server, url = proxy(rabbitmq_url)
@@ -197,55 +190,6 @@ async def test_a_replica_frozen_before_it_consumes_receives_nothing_when_it_wake
                 with suppress(BrokerUnavailableError):
                     assert await frozen.receive(limit=10) == []
             assert payloads(held) == list(range(20))
-
-
-@pytest.mark.parametrize("dies", ["before the count", "after the count"])
-async def test_what_a_dead_owner_held_is_not_handled_behind_newer_messages(
-    rabbitmq_url: str,
-    proxy: MakeProxy,
-    consumer: str,
-    monkeypatch: pytest.MonkeyPatch,
-    dies: str,
-) -> None:
-    """As after a restart of the server, the next owner sees no consumer at first."""
-    server, url = proxy(rabbitmq_url)
-    count, counted = Queue._count_consumers, [0]
-
-    async def count_late(self: Queue) -> int:
-        if not self.consuming:
-            return 0
-        counted[0] += 1
-        if dies == "before the count":
-            await asyncio.to_thread(server.cut)
-            async with asyncio.timeout(60):
-                while await count(self) > 1:
-                    pass
-        found = await count(self)
-        await asyncio.to_thread(server.cut)
-        return found
-
-    exchange = exchange_of(rabbitmq_url)
-    config = QueueConfig(name=consumer, exchange=exchange, topics=("orders",))
-    messages, has_ten = numbered(20), asyncio.Event()
-    address, options = RabbitMQOptions.parse(url)
-    link = await AmqpConnection.open(rabbitmq_parameters(address, options))
-    try:
-        owner = await Queue.open(link, config)
-        await publish(rabbitmq_url, *messages)
-
-        def arrive(_: Queue, arrival: Arrival) -> None:
-            if arrival.tag == 10:
-                has_ten.set()
-
-        await owner.consume(10, arrive)
-        await has_ten.wait()
-        monkeypatch.setattr(Queue, "_count_consumers", count_late)
-        async with source(rabbitmq_url, consumer) as following:
-            arrived = await receive_despite_losses(following, 20)
-            assert payloads(arrived) == list(range(20))
-        assert counted[0] > 1
-    finally:
-        await link.close()
 
 
 async def test_a_replica_whose_channel_is_lost_lets_others_consume_while_it_is_busy(
