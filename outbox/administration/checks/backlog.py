@@ -45,7 +45,7 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
                 "pillarbox consume MODULE:NAME  # start it; or, if it is no longer"
                 f" needed, pillarbox readers drop {for_shell(consumer.name)}",
             )
-        elif (lag := _unpaused(consumer, overview)) is not None and lag > _LATE:
+        elif (lag := _unpaused(consumer, overview)) and lag > _LATE:
             yield warning(
                 f"the consumer {consumer.name} is late: its lag is"
                 f" {write_duration(lag)}",
@@ -54,7 +54,7 @@ def check_backlog(overview: Overview) -> Iterator[Finding]:
 
 
 def _unpaused(consumer: ConsumerStatus, overview: Overview) -> timedelta | None:
-    """Return the lag of a consumer, without paused topics."""
+    """Return the lag of a consumer, of its largest topics if others are paused."""
     if consumer.lag is None:
         return None
     if not (pauses := overview.pauses_of(consumer.name)):
@@ -73,11 +73,10 @@ def _about_pause(pause: Pause, overview: Overview) -> Finding:
     age = write_duration(overview.at - pause.paused_at)
     text = f"{pause.what} is paused by {pause.paused_by} for {age}: {pause.reason}"
     known = sorted({consumer_of(it.name) for it in overview.consumers})
-    if pause.consumer is not None and pause.consumer not in known:
+    if known and pause.consumer is not None and pause.consumer not in known:
         return warning(
             f"{text}; no consumer of this name runs with this database, reads its"
-            f" outbox or has just handled messages; these do:"
-            f" {', '.join(known) or 'none'}",
+            f" outbox or has just handled messages; these do: {', '.join(known)}",
             pause.remedy,
         )
     lags = [
