@@ -37,6 +37,9 @@ OnArrival: TypeAlias = Callable[["Queue", Arrival], None]
 OWNER_SUFFIX: Final = ".owner"
 """Ends the name of the queue that is the lock of another one."""
 
+END: Final = "pillarbox-end"
+"""A header of a marker: a message that is no delivery, and is acked when it arrives."""
+
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
 # From this version on, a quorum queue without a limit of its own drops a message that
@@ -44,7 +47,10 @@ _LIMIT: Final = "x-delivery-limit"
 _LIMITED: Final = (4, 0)
 _UNLIMITED: Final = -1
 _LOCKED: Final = 405
-_FORBIDDEN: Final = (403, _LOCKED)
+_REFUSED: Final = 403
+_FORBIDDEN: Final = (_REFUSED, _LOCKED)
+# How long a marker may take.
+_CONFIRM: Final = 1.0
 _GATHER: Final = 0.002
 
 
@@ -58,6 +64,8 @@ class QueueConfig:
         topics: the topics it is bound to, each exact or a prefix followed by `*`;
             without topics, it is left as it is bound.
         classic: create a classic queue instead of a quorum queue.
+        inbound: an exchange that is bound to this queue only; by default the server's
+            default exchange.
         member: an id of the handlers' database, for the consumer's tag.
         single: only one replica at a time receives messages; when it leaves, another
             takes over.
@@ -68,6 +76,7 @@ class QueueConfig:
     topics: Sequence[str]
     classic: bool = False
     single: bool = False
+    inbound: str = ""
     member: str = ""
 
     def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
@@ -113,9 +122,10 @@ class Queue:
     Attributes:
         consuming: whether it receives deliveries, and they are wanted.
         limited: whether RabbitMQ may drop messages that are returned to this queue.
-        begun: how many deliveries handlers have, as counted by the owner. marker: what
-        was published to find the end of the queue, and `is_at_end`:
-            whether that has arrived.
+        begun: how many deliveries handlers have, as counted by the owner.
+        unmarked: why it gets no marker, and what to do about it; see `take_turn`.
+        marker: what was published to find the end of the queue.
+        is_at_end: whether that has arrived.
     """
 
     def __init__(
@@ -123,6 +133,7 @@ class Queue:
     ) -> None:
         self.consuming = False
         self.limited = False
+        self.unmarked = ""
         self._channel = channel
         self.begun = 0
         self.marker = ""
@@ -144,7 +155,7 @@ class Queue:
             ConfigError: something is missing and the user lacks the privilege to create
                 it, or the queue exists with another setting of single active consumer.
         """
-        limited = await declare(link, config)
+        declared = await declare(link, config)
         channel = await (
             link.channel_with_exchange(config.exchange)
             if config.topics
@@ -172,7 +183,8 @@ class Queue:
 
         channel.pika.add_on_cancel_callback(on_cancel)
         queue = cls(link, channel, config)
-        queue.limited = limited
+        queue.limited = declared.is_limited
+        queue.unmarked = declared.differs
         return queue
 
     @property
@@ -197,8 +209,8 @@ class Queue:
         """Whether all deliveries are settled."""
         return not self._unacked
 
-    async def take_turn(self) -> bool:
-        """Return whether to consume, because nobody else does or is about to.
+    async def take_lock(self) -> bool:
+        """Return whether this replica has the lock, for which it asks if it is free.
 
         An exclusive queue is the lock: it ends with its connection, on which this
         replica consumes, so a replica that has lost the lock can't begin to consume.
@@ -229,8 +241,56 @@ class Queue:
                 'set Consumer(order="none")'
             ) from None
         await channel.close()
-        # The lock can end before the messages of its last owner are back in the queue.
-        return not await self._has_consumers()
+        return True
+
+    async def take_turn(self) -> bool:
+        """Return whether to consume, because nobody else does or is about to.
+
+        The lock can end before the messages of its last owner are back in the queue.
+        Then the queue still has that owner's consumer. But a quorum queue that has just
+        been started answers without what was done last, and without a leader it has no
+        consumers. So it has to confirm a marker first, unless that could make it drop
+        a message.
+
+        Raises: as `take_lock`.
+        """
+        marks = not (self._config.classic or self.unmarked)
+        return (
+            await self.take_lock()
+            and (not marks or await self._confirms())
+            and not await self._has_consumers()
+        )
+
+    async def _confirms(self) -> bool:
+        """Return whether the queue confirms a marker, or the user may publish none."""
+        # A low memory or disk stops a connection after its next message, with its acks.
+        link = await self._link.another()
+        try:
+            channel = await link.channel()
+            confirmed = asyncio.get_running_loop().create_future()
+
+            def confirm(frame: object) -> None:  # or nack: a full queue answers, too
+                if not confirmed.done():
+                    confirmed.set_result(frame)
+
+            await channel.ask(channel.pika.confirm_delivery, ack_nack_callback=confirm)
+            channel.pika.basic_publish(
+                self._config.inbound, self._config.name, b"", marker(token_hex(8))
+            )
+            await asyncio.wait(
+                {confirmed, channel.closed},
+                timeout=_CONFIRM,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not channel.closed.done():
+                return confirmed.done()
+            reason = channel.closed.result()
+            if getattr(reason, "reply_code", None) != _REFUSED:
+                raise reason
+            self.unmarked = "the user lacks write on amq.default; grant it"
+            return True
+        finally:
+            await link.close()
 
     async def _has_consumers(self) -> bool:
         declared = await self._channel.ask(
@@ -259,6 +319,11 @@ class Queue:
             assert tag is not None
             assert routing_key is not None
             self._unacked[tag] = None
+            if properties.headers and END in properties.headers:
+                ends = properties.headers[END] == self.marker
+                self.is_at_end = self.is_at_end or ends
+                self.ack(tag)
+                return
             again = bool(method.redelivered)
             on_arrival(self, Arrival(tag, routing_key, again, properties, body))
 
@@ -317,8 +382,26 @@ class Queue:
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
-async def declare(link: AmqpConnection, config: QueueConfig) -> bool:
-    """Create the queue if it is missing; return whether it limits deliveries."""
+def marker(id: str) -> BasicProperties:
+    """Return the properties of a marker."""
+    return BasicProperties(headers={END: id})  # type: ignore[no-untyped-call]
+
+
+class Declared(NamedTuple):
+    """What is known about a queue.
+
+    Attributes:
+        is_limited: whether it limits deliveries.
+        differs: what the server says, and the remedy, if the queue was declared with
+            other arguments, or the user may not declare it.
+    """
+
+    is_limited: bool
+    differs: str = ""
+
+
+async def declare(link: AmqpConnection, config: QueueConfig) -> Declared:
+    """Create the queue if it is missing."""
     limited = False
     arguments = config.arguments(link.server_version)
     while True:
@@ -333,10 +416,10 @@ async def declare(link: AmqpConnection, config: QueueConfig) -> bool:
         except ChannelClosedByBroker as error:
             if error.reply_code not in (PRECONDITION_FAILED, *_FORBIDDEN):
                 raise
-            text = error.reply_text
+            text, may = error.reply_text, error.reply_code == PRECONDITION_FAILED
         else:
             await channel.close()
-            return limited
+            return Declared(limited)
         if _SINGLE in text:
             raise ConfigError(
                 f"queue {config.name!r} exists with a different {_SINGLE} setting; "
@@ -356,4 +439,5 @@ async def declare(link: AmqpConnection, config: QueueConfig) -> bool:
             ) from None
         raise ConfigError(f"queue {config.name!r}: {error.reply_text}") from None
     await channel.close()
-    return limited
+    remedy = "recreate it when it is empty" if may else "grant the user configure on it"
+    return Declared(limited, f"{text}; {remedy}")

@@ -23,7 +23,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 import pika
-from pika import BasicProperties, spec
+from pika import spec
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from pillarbox.inbox.sources.rabbitmq.queue import (
@@ -32,6 +32,7 @@ from pillarbox.inbox.sources.rabbitmq.queue import (
     Queue,
     QueueConfig,
     declare,
+    marker,
 )
 from pillarbox.outbox.brokers.rabbitmq.amqp import (
     NOT_FOUND,
@@ -44,7 +45,6 @@ from pillarbox.outbox.errors import ConfigError
 
 MOST: Final = 16
 LONGEST_SUFFIX: Final = f".shard-{MOST}-of-{MOST}"
-_END: Final = "pillarbox-end"
 _FORBIDDEN: Final = 403
 # How long a reader that leaves a shard to another one can settle what it has begun.
 _HANDOVER: Final = 10.0
@@ -157,18 +157,10 @@ class Shards:
                 return
             queue.when_lost(link.abort)
             self._reading[shard] = link, queue
-            await queue.consume(self._prefetch, self._arrived)
+            await queue.consume(self._prefetch, self._keep)
         finally:
             if shard not in self._reading:
                 await link.close()
-
-    def _arrived(self, queue: Queue, arrival: Arrival) -> None:
-        marker = (arrival.properties.headers or {}).get(_END)
-        if marker is None:
-            self._keep(queue, arrival)
-            return
-        queue.is_at_end = queue.is_at_end or marker == queue.marker
-        queue.ack(arrival.tag)
 
     async def are_empty(self, link: AmqpConnection, shards: Sequence[Shard]) -> bool:
         """Return whether it reads all of these shards, and nothing is left in them.
@@ -181,10 +173,8 @@ class Shards:
         for shard, (_, queue) in self._reading.items():
             if not queue.marker:
                 queue.marker = token_hex(8)
-                marker = BasicProperties(  # type: ignore[no-untyped-call]
-                    headers={_END: queue.marker}
-                )
-                queue.channel.pika.basic_publish(shard.name, "", b"", marker)
+                properties = marker(queue.marker)
+                queue.channel.pika.basic_publish(shard.name, "", b"", properties)
         if not all(queue.is_at_end and queue.is_settled for queue in self.queues):
             return False
         # Another one can only be a dead reader, whose messages aren't back yet.
@@ -227,6 +217,7 @@ def of_shard(config: QueueConfig, shard: Shard, *, bound: bool = False) -> Queue
         name=shard.name,
         exchange=shard.name,
         topics=("*",) if bound else (),
+        inbound=shard.name,
         classic=config.classic,
         member=config.member,
     )

@@ -170,7 +170,14 @@ class RabbitMQSource:
 
     def _all_warnings(self) -> list[str]:
         others = [] if self._is_admitted else self._others
-        return self._warnings + [
+        told = list(self._warnings)
+        if self._chooses and self._queue is not None and self._queue.unmarked:
+            told.append(
+                f"queue {self._config.name!r} gets no marker, so after a restart of "
+                "RabbitMQ messages of a key can be handled out of order: "
+                f"{self._queue.unmarked}"
+            )
+        return told + [
             f"queue {self._config.name!r} is in use with shards={of}; this replica has "
             f"shards={self._of}, and waits until all replicas with shards={of} have "
             "stopped and their messages are handled"
@@ -208,7 +215,7 @@ class RabbitMQSource:
         try:
             queue = await self._connect()
             if self._chooses:
-                await queue.take_turn()
+                await queue.take_lock()
         except BaseException as error:
             await self._disconnect()
             if isinstance(error, BROKEN):

@@ -95,7 +95,7 @@ class AmqpConnection:
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
 
     @classmethod
-    async def open(cls, parameters: pika.URLParameters) -> Self:
+    async def open(cls, parameters: pika.connection.Parameters) -> Self:
         """Connect.
 
         Raises:
@@ -128,6 +128,14 @@ class AmqpConnection:
             await asyncio.wait({failed}, timeout=_CLOSE)
             raise TimeoutError(f"no connection within {_CONNECT:.0f} s")
         raise failed.result()
+
+    async def another(self) -> Self:
+        """Connect again, with the same parameters.
+
+        Raises:
+            AMQPError, OSError: the connection can't be opened.
+        """
+        return await self.open(self._connection.params)
 
     @property
     def is_open(self) -> bool:
