@@ -11,7 +11,7 @@ from pillarbox.outbox.brokers.nats.connection import NatsConnection
 from pillarbox.outbox.errors import BrokerUnavailableError, ConfigError
 from pillarbox.relay.publisher import Acked, Nacked
 from pillarbox.relay.publishers.nats import NatsPublisher, layouts
-from tests.fixtures.nats import ask, make_stream, put_raw, stored
+from tests.fixtures.nats import ask, have_sent_all, make_stream, put_raw, stored
 from tests.servers.nats import NatsServer, nats_server
 
 
@@ -318,7 +318,7 @@ async def test_other_clients_see_cloudevents(
     message = Message(f"{nats_topics}.x", {"n": 1}, key="ä", headers={"own": "a b"})
     async with await nats.connect(shared_nats.url, allow_reconnect=False) as client:
         reader = await client.subscribe(message.topic)
-        await client.flush()
+        await have_sent_all(client)
         async with NatsPublisher(shared_nats.url) as publisher:
             await publisher.publish([message])
         got = await reader.next_msg(timeout=60)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from pillarbox.outbox.brokers.nats import client
 from pillarbox.outbox.brokers.nats.client import NatsClient
 from pillarbox.outbox.errors import ConfigError
-from tests.fixtures.nats import put_block
+from tests.fixtures.nats import have_sent_all, put_block
 from tests.servers.nats import NatsServer
 
 CHANGED = (
@@ -98,7 +98,7 @@ async def received(
     await made.connect(server.url, allow_reconnect=False)
     try:
         await made.subscribe("here.*", cb=arrived.put)
-        await made.flush()
+        await have_sent_all(made)
         await put_block(server.url, subject, block, b"payload")
         async with asyncio.timeout(60):
             yield await arrived.get()
