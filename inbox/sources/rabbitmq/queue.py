@@ -42,6 +42,7 @@ END: Final = "pillarbox-end"
 
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
+_TYPE: Final = "x-queue-type"
 # From this version on, a quorum queue without a limit of its own drops a message that
 # has been returned 20 times.
 _LIMITED: Final = (4, 0)
@@ -49,8 +50,7 @@ _UNLIMITED: Final = -1
 _LOCKED: Final = 405
 _REFUSED: Final = 403
 _FORBIDDEN: Final = (_REFUSED, _LOCKED)
-# How long a marker may take.
-_CONFIRM: Final = 1.0
+_CONFIRM: Final = 10.0
 _GATHER: Final = 0.002
 
 
@@ -81,9 +81,7 @@ class QueueConfig:
 
     def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
         """Return the arguments that declare the queue on a server of this version."""
-        arguments: dict[str, Any] = {
-            "x-queue-type": "classic" if self.classic else "quorum"
-        }
+        arguments: dict[str, Any] = {_TYPE: "classic" if self.classic else "quorum"}
         if self.single:
             arguments[_SINGLE] = True
         if not self.classic and version >= _LIMITED:
@@ -123,7 +121,7 @@ class Queue:
         consuming: whether it receives deliveries, and they are wanted.
         limited: whether RabbitMQ may drop messages that are returned to this queue.
         begun: how many deliveries handlers have, as counted by the owner.
-        unmarked: why it gets no marker, and what to do about it; see `take_turn`.
+        unmarked: why no marker shows what it holds, and a remedy; see `take_turn`.
         marker: what was published to find the end of the queue.
         is_at_end: whether that has arrived.
     """
@@ -134,6 +132,7 @@ class Queue:
         self.consuming = False
         self.limited = False
         self.unmarked = ""
+        self._marks = not config.classic
         self._channel = channel
         self.begun = 0
         self.marker = ""
@@ -184,8 +183,14 @@ class Queue:
         channel.pika.add_on_cancel_callback(on_cancel)
         queue = cls(link, channel, config)
         queue.limited = declared.is_limited
-        queue.unmarked = declared.differs
+        if not config.classic:
+            queue._marks, queue.unmarked = declared.may_mark, declared.unmarked
         return queue
+
+    @property
+    def name(self) -> str:
+        """The name of the queue."""
+        return self._config.name
 
     @property
     def why_lost(self) -> AMQPError | None:
@@ -230,7 +235,7 @@ class Queue:
                 channel.pika.queue_declare,
                 queue=name,
                 exclusive=True,
-                arguments={"x-queue-type": "classic"},
+                arguments={_TYPE: "classic"},
             )
         except ChannelClosedByBroker as error:
             if error.reply_code == _LOCKED:
@@ -254,49 +259,60 @@ class Queue:
 
         Raises: as `take_lock`.
         """
-        marks = not (self._config.classic or self.unmarked)
         return (
             await self.take_lock()
-            and (not marks or await self._confirms())
+            and (not self._marks or await self._confirms())
             and not await self._has_consumers()
         )
 
     async def _confirms(self) -> bool:
         """Return whether the queue confirms a marker, or the user may publish none."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Any] = loop.create_future()
         # A low memory or disk stops a connection after its next message, with its acks.
         link = await self._link.another()
         try:
             channel = await link.channel()
-            confirmed = asyncio.get_running_loop().create_future()
-
-            def confirm(frame: object) -> None:  # or nack: a full queue answers, too
-                if not confirmed.done():
-                    confirmed.set_result(frame)
-
-            await channel.ask(channel.pika.confirm_delivery, ack_nack_callback=confirm)
+            await channel.ask(
+                channel.pika.confirm_delivery,
+                ack_nack_callback=lambda frame: _answer(answered, frame.method),
+            )
             channel.pika.basic_publish(
                 self._config.inbound, self._config.name, b"", marker(token_hex(8))
             )
             await asyncio.wait(
-                {confirmed, channel.closed},
+                {answered, channel.closed},
                 timeout=_CONFIRM,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if not channel.closed.done():
-                return confirmed.done()
-            reason = channel.closed.result()
-            if getattr(reason, "reply_code", None) != _REFUSED:
-                raise reason
-            self.unmarked = "the user lacks write on amq.default; grant it"
+            if channel.closed.done():
+                raise channel.closed.result()
+        except ChannelClosedByBroker as error:
+            if error.reply_code == NOT_FOUND:
+                return False  # the exchange of a shard, which is being created
+            if error.reply_code != _REFUSED:
+                raise
+            self.unmarked = f"{error.reply_text}; grant the user write on it"
             return True
         finally:
+            if link.blocked.done() or not answered.done():
+                link.abort()  # it would not answer
             await link.close()
+        if not answered.done():
+            return False
+        if isinstance(answered.result(), spec.Basic.Ack):
+            return True
+        # It is full, or it is down: then it seems to have no messages.
+        return bool((await self._declared()).message_count)
 
     async def _has_consumers(self) -> bool:
+        return bool((await self._declared()).consumer_count)
+
+    async def _declared(self) -> Any:
         declared = await self._channel.ask(
             self._channel.pika.queue_declare, queue=self._config.name, passive=True
         )
-        return bool(declared.method.consumer_count)
+        return declared.method
 
     async def consume(self, prefetch: int, on_arrival: OnArrival) -> None:
         """Start to receive deliveries, with at most `prefetch` of them unacked.
@@ -319,7 +335,7 @@ class Queue:
             assert tag is not None
             assert routing_key is not None
             self._unacked[tag] = None
-            if properties.headers and END in properties.headers:
+            if not body and properties.headers and END in properties.headers:
                 ends = properties.headers[END] == self.marker
                 self.is_at_end = self.is_at_end or ends
                 self.ack(tag)
@@ -382,6 +398,11 @@ class Queue:
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
+def _answer(future: "asyncio.Future[Any]", method: object) -> None:
+    if not future.done():
+        future.set_result(method)
+
+
 def marker(id: str) -> BasicProperties:
     """Return the properties of a marker."""
     return BasicProperties(headers={END: id})  # type: ignore[no-untyped-call]
@@ -392,12 +413,13 @@ class Declared(NamedTuple):
 
     Attributes:
         is_limited: whether it limits deliveries.
-        differs: what the server says, and the remedy, if the queue was declared with
-            other arguments, or the user may not declare it.
+        may_mark: whether it certainly drops no message if a marker is published to it.
+        unmarked: why not, and the remedy, unless it is known to need no marker.
     """
 
     is_limited: bool
-    differs: str = ""
+    may_mark: bool = True
+    unmarked: str = ""
 
 
 async def declare(link: AmqpConnection, config: QueueConfig) -> Declared:
@@ -439,5 +461,11 @@ async def declare(link: AmqpConnection, config: QueueConfig) -> Declared:
             ) from None
         raise ConfigError(f"queue {config.name!r}: {error.reply_text}") from None
     await channel.close()
-    remedy = "recreate it when it is empty" if may else "grant the user configure on it"
-    return Declared(limited, f"{text}; {remedy}")
+    if _TYPE in text:  # only quorum queues need markers
+        return Declared(limited, may_mark=False)
+    remedy = (
+        "recreate it when it is empty, with these arguments in a policy"
+        if may
+        else "grant the user configure on it"
+    )
+    return Declared(limited, may_mark=False, unmarked=f"{text}; {remedy}")

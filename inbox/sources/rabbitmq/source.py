@@ -170,13 +170,13 @@ class RabbitMQSource:
 
     def _all_warnings(self) -> list[str]:
         others = [] if self._is_admitted else self._others
-        told = list(self._warnings)
-        if self._chooses and self._queue is not None and self._queue.unmarked:
-            told.append(
-                f"queue {self._config.name!r} gets no marker, so after a restart of "
-                "RabbitMQ messages of a key can be handled out of order: "
-                f"{self._queue.unmarked}"
-            )
+        queues = [self._queue] if self._queue and self._chooses else []
+        told = self._warnings + [
+            f"queue {each.name!r} gets no marker, so after a restart of RabbitMQ "
+            f"messages of a key can be handled out of order: {each.unmarked}"
+            for each in queues + self._shards.queues
+            if each.unmarked
+        ]
         return told + [
             f"queue {self._config.name!r} is in use with shards={of}; this replica has "
             f"shards={self._of}, and waits until all replicas with shards={of} have "

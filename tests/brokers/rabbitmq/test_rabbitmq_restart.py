@@ -4,6 +4,7 @@ Before it does, a marker shows what the queue's count of consumers is worth.
 """
 
 import asyncio
+import json
 from typing import Final
 from uuid import uuid4
 
@@ -104,7 +105,8 @@ async def test_a_user_who_may_not_publish_consumes_and_is_told_what_that_costs(
         async with source(url, consumer) as limited:
             assert payloads(await receive(limited, 20)) == list(range(20))
             (warning,) = limited.abilities.warnings()
-            assert "lacks write on amq.default; grant it" in warning
+            assert "amq.default" in warning
+            assert "grant the user write on it" in warning
     async with source(rabbitmq_url, consumer) as granted:
         await receive(granted, 20)
         assert granted.abilities.warnings() == []
@@ -124,4 +126,49 @@ async def test_a_queue_that_drops_its_oldest_message_when_full_loses_none(
         assert payloads(await receive(only, 3)) == [0, 1, 2]
         (warning,) = only.abilities.warnings()
         assert "x-max-length" in warning
-        assert "recreate it when" in warning
+        assert "recreate it when it is empty" in warning
+
+
+async def test_a_classic_queue_needs_no_marker_and_no_warning(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    with channel_of(rabbitmq_url) as channel:
+        channel.queue_declare(consumer, durable=True)
+    async with source(rabbitmq_url, consumer) as only:
+        assert await only.receive(limit=1) == []
+        assert only.abilities.warnings() == []
+
+
+async def test_a_full_queue_that_rejects_messages_is_consumed_from(
+    rabbitmq_url: str, shared_rabbitmq: RabbitMQServer, consumer: str
+) -> None:
+    name = json.dumps(consumer)
+    shared_rabbitmq.evaluate(
+        f'rabbit_policy:set(<<"/">>, <<{name}>>, <<{name}>>, [{{<<"max-length">>, 3}},'
+        ' {<<"overflow">>, <<"reject-publish">>}], 0, <<"queues">>, <<"tests">>).'
+    )
+    async with source(rabbitmq_url, consumer):
+        pass
+    await publish(rabbitmq_url, *numbered(3))
+    with channel_of(rabbitmq_url) as channel:
+        # It accepts one more, and then it rejects.
+        channel.basic_publish("", consumer, b"3")
+    async with source(rabbitmq_url, consumer) as only:
+        assert len(await receive(only, 3)) >= 3
+        assert only.abilities.warnings() == []
+
+
+async def test_a_queue_that_is_down_is_not_consumed_from(
+    rabbitmq_url: str, shared_rabbitmq: RabbitMQServer, consumer: str
+) -> None:
+    queue = f"{{'%2F_{consumer}', node()}}"
+    async with source(rabbitmq_url, consumer):
+        pass
+    await publish(rabbitmq_url, *numbered(3))
+    shared_rabbitmq.evaluate(f"ra:stop_server(quorum_queues, {queue}).")
+    async with source(rabbitmq_url, consumer) as only:
+        for _ in range(3):
+            assert await only.receive(limit=1) == []
+        assert list(only.abilities.standing_by()) == ["orders"]
+        shared_rabbitmq.evaluate(f"ra:restart_server(quorum_queues, {queue}).")
+        assert payloads(await receive(only, 3)) == [0, 1, 2]
