@@ -13,6 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from pillarbox.outbox.cli.main import main
+from pillarbox.outbox.testing.cluster import find_binaries
 from pillarbox.outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.positions import publish
@@ -97,9 +98,12 @@ def carry(source: str, target: str, file: str) -> list[str]:
 
 
 def run(program: str, *arguments: str) -> list[str]:
-    """Run a PostgreSQL program to its end, and return its errors in order."""
+    """Run a program of the tested PostgreSQL, and return its errors in order."""
     done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, check=False
+        [find_binaries() / program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     errors = sorted(ERROR.findall(done.stderr))
     assert errors or done.returncode == 0, done.stderr

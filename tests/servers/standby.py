@@ -24,9 +24,12 @@ class Standby(Cluster):
         """Copy the primary, and start."""
         self._run(
             *("pg_basebackup", "--dbname", primary, "--pgdata", self._data),
-            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+            *("--checkpoint=fast", "--no-sync"),
         )
-        self._configure({})
+        # Not by pg_basebackup, which can be newer than the server, and then writes
+        # settings of its own libpq.
+        (self._data / "standby.signal").touch()
+        self._configure({"primary_conninfo": primary})
         self._port = free_port()
         self.start()
 
