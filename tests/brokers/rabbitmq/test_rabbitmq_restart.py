@@ -41,6 +41,16 @@ def url(private_rabbitmq: RabbitMQServer) -> str:
     return f"{private_rabbitmq.url}?exchange=test-{uuid4().hex}"
 
 
+def limit(server: RabbitMQServer, queue: str, *definition: str) -> None:
+    """Limit a queue to three messages by a policy."""
+    name = f"<<{json.dumps(queue)}>>"
+    limits = ", ".join(['{<<"max-length">>, 3}', *definition])
+    server.evaluate(
+        f'rabbit_policy:set(<<"/">>, {name}, {name}, [{limits}], 0,'
+        ' <<"queues">>, <<"tests">>).'
+    )
+
+
 @pytest.mark.fault
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [{}, {"shards": 2}])
@@ -142,11 +152,7 @@ async def test_a_classic_queue_needs_no_marker_and_no_warning(
 async def test_a_full_queue_that_rejects_messages_is_consumed_from(
     rabbitmq_url: str, shared_rabbitmq: RabbitMQServer, consumer: str
 ) -> None:
-    name = json.dumps(consumer)
-    shared_rabbitmq.evaluate(
-        f'rabbit_policy:set(<<"/">>, <<{name}>>, <<{name}>>, [{{<<"max-length">>, 3}},'
-        ' {<<"overflow">>, <<"reject-publish">>}], 0, <<"queues">>, <<"tests">>).'
-    )
+    limit(shared_rabbitmq, consumer, '{<<"overflow">>, <<"reject-publish">>}')
     async with source(rabbitmq_url, consumer):
         pass
     await publish(rabbitmq_url, *numbered(3))
@@ -156,6 +162,21 @@ async def test_a_full_queue_that_rejects_messages_is_consumed_from(
     async with source(rabbitmq_url, consumer) as only:
         assert len(await receive(only, 3)) >= 3
         assert only.abilities.warnings() == []
+
+
+async def test_a_full_queue_drops_one_message_for_a_marker_however_slow_the_disk_is(
+    private_rabbitmq: RabbitMQServer, url: str, consumer: str
+) -> None:
+    limit(private_rabbitmq, consumer)
+    async with source(url, consumer):
+        pass
+    await publish(url, *numbered(3))
+    private_rabbitmq.evaluate(
+        "Wal = whereis(ra_log_wal), sys:suspend(Wal),"
+        " spawn(fun() -> timer:sleep(2500), sys:resume(Wal) end)."
+    )
+    async with source(url, consumer) as only:
+        assert payloads(await receive(only, 2)) == [1, 2]
 
 
 async def test_a_queue_that_is_down_is_not_consumed_from(
