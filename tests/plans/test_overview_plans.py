@@ -169,8 +169,9 @@ def test_waiting_messages_are_found_without_reading_settled_ones(
     assert overview.missing == ()
     assert overview.outbox.messages == FRESH + WAITING
     assert from_end_to_end(scans) == set()
-    # Each waiting message, and one probe for each lane.
-    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 2 * 48
+    # Each waiting message, and the probes of each lane. Before PostgreSQL 18, probes
+    # that seldom find a row count as 0, the rounded average.
+    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 3 * 48
     opened = days_of(executed_scans(scans, "message"))
     assert f"{today - 9 * DAY:%Y%m%d}" not in opened
     assert f"{today:%Y%m%d}" in opened
@@ -184,7 +185,7 @@ def test_without_a_relay_older_days_are_read_too(url: str) -> None:
     assert overview.outbox is not None
     assert overview.outbox.messages == FRESH + WAITING
     assert from_end_to_end(scans) == set()
-    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
+    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 5 * 48
 
 
 def test_what_waits_for_a_consumer_is_found_without_reading_settled_messages(

@@ -109,7 +109,8 @@ def several(first: datetime, days: int, lanes: Sequence[int]) -> dict[str, Any]:
 
 def rows_of(plan: Explained, *tables: str) -> int:
     return sum(
-        node["Actual Rows"] * node["Actual Loops"] for node in plan.scans(*tables)
+        round(node["Actual Rows"] * node["Actual Loops"])
+        for node in plan.scans(*tables)
     )
 
 
