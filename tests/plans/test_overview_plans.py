@@ -27,7 +27,7 @@ from tests.plans.conftest import (
     executed_scans,
     read_sequentially,
     record_plans,
-    rows_read,
+    rows_per_loop,
     walk,
 )
 
@@ -154,7 +154,11 @@ def from_end_to_end(scans: Sequence[Node]) -> set[str]:
 
 
 def rows_of(scans: Sequence[Node], table: str) -> int:
-    return rows_read(executed_scans(scans, table))
+    # PostgreSQL rounds the rows of a loop itself, before version 18.
+    return sum(
+        node["Actual Loops"] * round(rows_per_loop(node))
+        for node in executed_scans(scans, table)
+    )
 
 
 @pytest.mark.usefixtures("relay")
@@ -169,9 +173,8 @@ def test_waiting_messages_are_found_without_reading_settled_ones(
     assert overview.missing == ()
     assert overview.outbox.messages == FRESH + WAITING
     assert from_end_to_end(scans) == set()
-    # Each waiting message, and the probes of each lane. Before PostgreSQL 18, probes
-    # that seldom find a row count as 0, the rounded average.
-    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 3 * 48
+    # Each waiting message, and one probe for each lane.
+    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 2 * 48
     opened = days_of(executed_scans(scans, "message"))
     assert f"{today - 9 * DAY:%Y%m%d}" not in opened
     assert f"{today:%Y%m%d}" in opened
@@ -185,7 +188,7 @@ def test_without_a_relay_older_days_are_read_too(url: str) -> None:
     assert overview.outbox is not None
     assert overview.outbox.messages == FRESH + WAITING
     assert from_end_to_end(scans) == set()
-    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 5 * 48
+    assert rows_of(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
 
 
 def test_what_waits_for_a_consumer_is_found_without_reading_settled_messages(
